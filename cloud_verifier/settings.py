@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.nouns import CUDA_CHUNK, SchedulerConfig
+from cloud_verifier.core.engine_protocol import Judge
+from cloud_verifier.core.limits import CUDA_CHUNK, SchedulerConfig
+from cloud_verifier.core.rules import rule_of
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.live_files import read_bytes
@@ -303,7 +304,10 @@ class ServerSection:
         if self.judge is None:
             return None
         try:
-            return Judge.from_json(read_bytes(self.judge, "the judge", JUDGE_BYTES).decode("utf-8"))
+            text = read_bytes(self.judge, "the judge", JUDGE_BYTES).decode("utf-8")
+            rule: Any = rule_of(AcceptanceRule.JUDGE)
+            judge: Judge = rule.read_judge(text)
+            return judge
         except UnicodeDecodeError as error:
             raise UserError(f"the judge {self.judge} is not UTF-8 text ({error})") from error
 

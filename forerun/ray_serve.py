@@ -25,7 +25,7 @@ from forerun.commands.verify import check, logged
 from forerun.options import pin_to_core
 
 if TYPE_CHECKING:
-    from cloud_verifier.core.nouns import TargetEngine
+    from cloud_verifier.core.engine_protocol import TargetEngine
     from common.wire.describe import TokenTable
 
 MOST_CALLS = 1000

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, GuessResult
+from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, GuessResult
 from common.errors import UserError
 from simulator.events import Draws, DrawStream
 from simulator.knowledge import (

@@ -8,18 +8,18 @@ from typing import Protocol
 
 import numpy as np
 
-from cloud_verifier.core import nouns as verifier_effects
-from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core import effects as verifier_effects
+from cloud_verifier.core.engine_protocol import (
     HINTED,
     GuessPlan,
     GuessResult,
-    SchedulerConfig,
     StepHints,
     StepPlan,
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.limits import SchedulerConfig
+from cloud_verifier.core.lookahead import NextStep
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Beliefs, PriorTable
 from common.errors import LocalError

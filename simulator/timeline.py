@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from common.messages import Close, Commit, Finish, Hint, Open, Opened, Propose
 from simulator.events import EventHeap
 from simulator.system import PolicyMaker, SimulatedDevice, SimulatedVerifier, ToEdge

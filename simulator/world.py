@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import LocalError, UserError
 from common.estimators import WidthTimes
 from common.offers import offered

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.drafting.heads import Heads
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.sampling.choice import gumbel, noise_keys

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair

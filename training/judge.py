@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloud_verifier.core.judge import FloatArray
 from common.acceptance import COUPLED, AcceptanceRule, make_acceptance
 from common.errors import UserError
 from common.sampling import SamplingParams
@@ -34,6 +33,7 @@ from forerun.options import (
 from forerun.prompts import read_prompts
 from forerun.rig import Rig, RigSettings
 from forerun.terminal import note, table
+from schemes.rules.trained_judge import FloatArray
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
 from training.record import BATCH, write_texts
 

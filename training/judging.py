@@ -18,9 +18,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.doctests import Verdict, run_doctests
+from schemes.rules.trained_judge import FloatArray, Judge, features
 
 Tokens = tuple[int, ...]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cloud_verifier.core.nouns import End, Reply, TargetEngine
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.engine_protocol import TargetEngine
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.errors import UserError
 from common.messages import Commit, Open

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import MOST_AHEAD
 from common.errors import CapacityError, Code, PeerError, UnavailableError, UserError
 from common.estimators import IntervalEstimator

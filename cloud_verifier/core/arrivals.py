@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.nouns import Ask, Offer
+from cloud_verifier.core.engine_protocol import Ask, Judge, Offer
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
 from common.messages import Propose, unpack_logprob

@@ -6,8 +6,9 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cloud_verifier.core.cost import StepCost
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.limits import SchedulerConfig
+from cloud_verifier.core.verify_session import VerifySession
 from common.tree import Node
 
 # After the engine has run out of memory a step may have half its rows, and then slowly more again.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cloud_verifier.core.batching import NOBODY_SPARED
 from cloud_verifier.core.cost import StepCost
-from cloud_verifier.core.session import StepProgress, VerifySession
+from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.tree import Node
 
 DEAREST = 0.75

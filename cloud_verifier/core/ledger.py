@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from statistics import fmean
 
+from cloud_verifier.core.engine_protocol import FloatArray, RowLogprobs
 from cloud_verifier.core.near_ties import NearTies
-from cloud_verifier.core.nouns import FloatArray, RowLogprobs
-from cloud_verifier.core.session import SessionTally, StepProgress, VerifySession
+from cloud_verifier.core.verify_session import SessionTally, StepProgress, VerifySession
 from common.estimators import IntervalEstimator
 from common.messages import TokenLogprobs
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloud_verifier.core.batching import NOBODY_SPARED, Batcher
+from cloud_verifier.core.engine_protocol import IntArray, StepPlan, StepResult
+from cloud_verifier.core.kv_memory import KvMemory
 from cloud_verifier.core.ledger import Running
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.nouns import IntArray, SchedulerConfig, StepPlan, StepResult
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.preemption import Preemption
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.verify_session import VerifySession
 from common.errors import LocalError
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from cloud_verifier.core.nouns import FloatArray
+from cloud_verifier.core.engine_protocol import FloatArray
 
 
 class NearTies:

@@ -3,8 +3,8 @@ evaluated."""
 
 from __future__ import annotations
 
-from cloud_verifier.core.nouns import SchedulerConfig
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.limits import SchedulerConfig
+from cloud_verifier.core.verify_session import VerifySession
 
 LIVE_NODE_BUDGET = 2048  # live nodes over all sessions
 MIN_CREDIT = 8  # a session may always propose so many

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cloud_verifier.core.draft_account import new_pace
-from cloud_verifier.core.nouns import Followers, GuessPlan, GuessResult
-from cloud_verifier.core.session import StepProgress, VerifySession
+from cloud_verifier.core.engine_protocol import Followers, GuessPlan, GuessResult
 from cloud_verifier.core.sources import ProposalSource
+from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.calibration import Beliefs, Calibration, promised
 from common.estimators import RatioEstimator
 from common.tree import Node, SpeculationTree

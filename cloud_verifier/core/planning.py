@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from cloud_verifier.core.batching import Batcher, StepDraft
 from cloud_verifier.core.draft_budget import DraftBudget
-from cloud_verifier.core.memory import KvMemory
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.node_credit import Credit
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
-from cloud_verifier.core.session import VerifySession
 from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.verify_session import VerifySession
 
 
 class StepPlanner:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cloud_verifier.core.admission import need_of
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.nouns import SchedulerConfig
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.verify_session import VerifySession
 from common.errors import CapacityError
 
 GROWTH = 64  # slots asked for at a time

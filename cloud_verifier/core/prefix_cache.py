@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from common.errors import LocalError
 
 

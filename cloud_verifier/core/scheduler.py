@@ -21,30 +21,28 @@ from cloud_verifier.core.alarms import Alarms
 from cloud_verifier.core.batching import Batcher, OomBackoff, StepDraft, most_rows
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.draft_budget import DraftBudget
-from cloud_verifier.core.ledger import Ledger, Running, StepDone
-from cloud_verifier.core.lookahead import NextStep, StepsInFlight
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.node_credit import Credit
-from cloud_verifier.core.nouns import (
-    Effect,
-    End,
+from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.engine_protocol import (
     GuessPlan,
     GuessResult,
     IntArray,
-    Reply,
-    SchedulerConfig,
     StepHints,
     StepPlan,
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.ledger import Ledger, Running, StepDone
+from cloud_verifier.core.limits import SchedulerConfig
+from cloud_verifier.core.lookahead import NextStep, StepsInFlight
+from cloud_verifier.core.node_credit import Credit
 from cloud_verifier.core.own_drafter import Guessing
 from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.quotas import Quotas
-from cloud_verifier.core.session import StepProgress, VerifySession
 from cloud_verifier.core.sources import EarlierText, ProposalSource
 from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.mask_time import MaskTime
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs

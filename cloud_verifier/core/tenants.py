@@ -16,9 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cloud_verifier.core.batching import StepDraft
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import NO_QUOTA, Meters, Quotas
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.verify_session import VerifySession
 from common.errors import CapacityError, Code, UserError
 from common.messages import Open
 from common.prompt_lookup import NO_TEXTS, SharedTexts

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.engine_protocol import (
     GuessPlan,
     GuessResult,
     StepHints,

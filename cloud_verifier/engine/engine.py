@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.engine_protocol import (
     FloatArray,
     GuessPlan,
     GuessResult,

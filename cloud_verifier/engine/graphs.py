@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from cloud_verifier.engine.around import StepCounts
 from cloud_verifier.engine.attention.backend import KVStore, StepContext, current_step
 from cloud_verifier.engine.attention.plan import CUTS, ROW_FIELDS, UNIT_FIELDS, AttentionPlan, plan_attention

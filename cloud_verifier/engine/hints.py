@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import HINTED, StepHints, StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import HINTED, StepHints, StepPlan, StepResult
 from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.engine.engine import RowByRow, TorchEngine
 from cloud_verifier.engine.sampling.ranking import rank_rows

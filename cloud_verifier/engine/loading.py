@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
-from cloud_verifier.core.nouns import GuessItem, GuessPlan, StepPlan, slots_that_fit
+from cloud_verifier.core.engine_protocol import GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.limits import slots_that_fit
 from cloud_verifier.core.own_drafter import WIDTH
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan
 from common.errors import LocalError
 from common.sampling import SamplingParams
 

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan, StepResult, TargetEngine
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan, StepResult, TargetEngine
 from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.engine.attention.backend import AttentionBackend, StepAttention
 from cloud_verifier.engine.attention.plan import Cuts

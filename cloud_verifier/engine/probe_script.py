@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from cloud_verifier.core.nouns import StepItem, StepPlan, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, TargetInfo
 from cloud_verifier.engine.packing import item_of, path_rows
 from common.errors import UserError
 

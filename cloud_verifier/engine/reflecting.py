@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray, Offer, StepItem, StepPlan, StepResult, TargetEngine
+from cloud_verifier.core.engine_protocol import IntArray, Offer, StepItem, StepPlan, StepResult, TargetEngine
 from cloud_verifier.engine.around import EngineAround
 from common.acceptance import AcceptanceRule
 from common.errors import UserError

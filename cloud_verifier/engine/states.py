@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.packing import PackedStep, item_of
 from common.errors import CapacityError, UserError
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from cloud_verifier.identity.tls import read_certificate
+from cloud_verifier.identity.server_tls import read_certificate
 from common.errors import Code, UserError
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import Chat, FloatArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import Chat, FloatArray, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.around import Stats
 from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.grammar import TargetGrammars

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
+from cloud_verifier.core.engine_protocol import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.sequences import Leaf, NoSequenceError, SlotMemory, SlotSequences
 from cloud_verifier.llama.shapes import MOST_FILLED, DecodeShapes, prompt_cuts

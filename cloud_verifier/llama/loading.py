@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.nouns import slots_that_fit
+from cloud_verifier.core.limits import slots_that_fit
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.probe import LlamaProbeReport, probe_once
 from cloud_verifier.progress import Progress, no_progress

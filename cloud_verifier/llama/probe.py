@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core.nouns import FloatArray, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import FloatArray, StepItem, StepPlan
 from cloud_verifier.engine.packing import item_of, path_rows
 from cloud_verifier.engine.probe_script import TokenPath, leaves_of
 from cloud_verifier.llama.engine import LlamaEngine

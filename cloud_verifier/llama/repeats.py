@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import End, FloatArray, Reply, SchedulerConfig
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.engine_protocol import FloatArray
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.llama.engine import LlamaEngine

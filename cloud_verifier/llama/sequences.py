@@ -25,7 +25,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, path_rows
 from common.errors import LocalError
 from common.llama.runtime import TO_THE_END, ByteArray, SequenceMemory

@@ -13,7 +13,8 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status as RichStatus
 
 from cloud_verifier.core.admission import check_count, longest_session
-from cloud_verifier.core.nouns import Chat, End, TargetInfo
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.engine_protocol import Chat, TargetInfo
 from cloud_verifier.identity.caller_files import Denied
 from cloud_verifier.identity.identity import NOBODY, Identity, IncomingCall, Who
 from cloud_verifier.server.outbox import Outbox, Pace

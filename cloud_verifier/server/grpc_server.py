@@ -10,9 +10,9 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cloud_verifier.core.nouns import TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.identity.identity import EVERYBODY, Identity
-from cloud_verifier.identity.tls import LiveServerTls, ServerTls
+from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
 from cloud_verifier.server.calls import SERVICE_NAME, SESSION, VerifierService
 from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.lifecycle import FLUSH_TIME, NO_FILES, Lifecycle

@@ -8,7 +8,7 @@ import math
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from cloud_verifier.identity.tls import LiveServerTls
+from cloud_verifier.identity.server_tls import LiveServerTls
 from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.monitor import CERTIFICATE, DENIED, TENANT_LIMITS, Trust
@@ -102,5 +102,6 @@ class Lifecycle:
     def _trust(self) -> Trust:
         return Trust(
             math.inf if self._tls is None else self._tls.expires_at,
+            {name: files.num_reloads for name, files in self._files.items()},
             {name: files.num_failures for name, files in self._files.items()},
         )

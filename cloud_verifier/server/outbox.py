@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from cloud_verifier.core.nouns import End
+from cloud_verifier.core.effects import End
 from common.messages import Commit, Hint, ServerMessage
 from common.wire.bounds import MAX_COMMIT_TOKENS, MAX_CREDIT
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloud_verifier.core.batching import most_rows
-from cloud_verifier.core.nouns import TargetEngine, TargetInfo
+from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
-from cloud_verifier.identity.tls import ServerTls
+from cloud_verifier.identity.server_tls import ServerTls
 from cloud_verifier.progress import LoggedProgress, Progress, no_progress
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
@@ -254,7 +254,7 @@ def identity_of(section: IdentitySection) -> tuple[Identity, Mapping[str, LiveFi
     if section.token_keys is None:
         return (HeaderIdentity(section.tenant_header) if section.tenant_header else EVERYBODY), files
     try:
-        from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
+        from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
     rules = TokenRules(

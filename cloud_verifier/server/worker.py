@@ -13,17 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cloud_verifier.core.admission import ANYBODY, Caller
-from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import (
-    End,
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.engine_protocol import (
     GuessPlan,
     GuessResult,
-    Reply,
     StepHints,
     StepPlan,
     StepResult,
     TargetEngine,
 )
+from cloud_verifier.core.lookahead import NextStep
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import check_grammar, guess, listen, prepare_grammars, stats_of

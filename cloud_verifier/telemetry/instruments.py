@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from cloud_verifier.core.ledger import StepReport
-from cloud_verifier.core.session import SessionTally
+from cloud_verifier.core.verify_session import SessionTally
 
 
 class Histogram:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cloud_verifier.core.ledger import StepReport
-from cloud_verifier.core.session import SessionTally, VerifySession
+from cloud_verifier.core.verify_session import SessionTally, VerifySession
 from cloud_verifier.telemetry.instruments import Instruments
 from common.acceptance import AcceptanceRule
 from common.errors import NOT_LET_IN, CapacityError, ForerunError, LocalError, UnavailableError
@@ -46,9 +46,10 @@ FILES = CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS, DENIED = (
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Holds the certificate's expiry and the failed reloads of `FILES`, over all time, by name."""
+    """Holds the certificate's expiry and the reloads of `FILES`. Counts are over all time, by name."""
 
     expires_at: float = math.inf  # seconds since 1970, of the TLS certificate; infinite without one
+    reloads: Mapping[str, int] = field(default_factory=dict)  # newer files taken into use
     failures: Mapping[str, int] = field(default_factory=dict)  # newer files that could not be used
 
 

@@ -107,7 +107,7 @@ def _run_gguf(options: ModelsOptions) -> int:
             raise UserError(f"--{name} is for models of transformers, and {options.check} is a GGUF file")
 
     from cloud_verifier.core.batching import most_rows
-    from cloud_verifier.core.nouns import SchedulerConfig
+    from cloud_verifier.core.limits import SchedulerConfig
     from cloud_verifier.llama.loading import LlamaOptions, load_engine
     from cloud_verifier.llama.repeats import count_repeats
 

@@ -84,7 +84,7 @@ def _run(options: RelayOptions) -> int:
 
 
 async def _serve(options: RelayOptions) -> None:
-    from cloud_verifier.identity.tls import ServerTls
+    from cloud_verifier.identity.server_tls import ServerTls
     from edge_client.draft.draft_models import DraftModels
     from edge_client.network.channel import VerifierChannel
     from schemes.relay.service import RelayServer, RelayService, RelaySettings

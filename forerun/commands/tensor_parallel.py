@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from common.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from cloud_verifier.core.nouns import TargetEngine
+    from cloud_verifier.core.engine_protocol import TargetEngine
     from cloud_verifier.core.scheduler import VerifyScheduler
     from cloud_verifier.engine.parallel import Leader, Ranks
     from cloud_verifier.server.worker import Worker

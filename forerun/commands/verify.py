@@ -24,7 +24,7 @@ from forerun.log_format import writing
 from forerun.options import check_free, pin_to_core
 
 if TYPE_CHECKING:
-    from cloud_verifier.core.nouns import TargetInfo
+    from cloud_verifier.core.engine_protocol import TargetInfo
     from cloud_verifier.server.serving import Announce
 
 DESCRIPTION = """\

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import FloatArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import FloatArray, StepPlan, StepResult, TargetInfo
 
 FORMULA = "formula"
 """Value of --model or --target instead of a model's path."""

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core.nouns import CPU_SLOTS, StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.limits import CPU_SLOTS
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server import serving
 from cloud_verifier.server.worker import Worker

@@ -25,15 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.core.nouns import (
-    Effect,
-    Reply,
-    SchedulerConfig,
-    StepPlan,
-    StepResult,
-    TargetEngine,
-    TargetInfo,
-)
+from cloud_verifier.core.effects import Effect, Reply
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.engine.loading import load_engine

@@ -25,7 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray, Reply, SchedulerConfig, StepItem, StepPlan
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from common.choice import History
 from common.grammar import json_schema_grammar
 from common.sampling import SamplingParams

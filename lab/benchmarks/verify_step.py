@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.engine.engine import TorchEngine

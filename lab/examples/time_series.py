@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray, SchedulerConfig, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker

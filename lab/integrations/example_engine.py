@@ -17,14 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import (
-    RowLogprobs,
-    SchedulerConfig,
-    StepItem,
-    StepPlan,
-    StepResult,
-    TargetInfo,
-)
+from cloud_verifier.core.engine_protocol import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.serving import serve_worker
 from cloud_verifier.server.worker import Worker

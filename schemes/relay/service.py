@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cloud_verifier.core.nouns import End
+from cloud_verifier.core.effects import End
 from cloud_verifier.identity.identity import IncomingCall
-from cloud_verifier.identity.tls import LiveServerTls, ServerTls
+from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
 from cloud_verifier.server.calls import SERVICE_NAME, SESSION, Framing
 from cloud_verifier.server.grpc_server import listen
 from cloud_verifier.server.interceptor import Guard

@@ -17,15 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cloud_verifier.core.rules import (
-    FloatArray,
-    RuleRows,
-    TokenArray,
-    left_over,
-    residual,
-    sample,
-)
+from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import BLOCK, Chances
+from schemes.rules.row_laws import TokenArray, left_over, residual, sample
 
 
 @dataclass(slots=True)

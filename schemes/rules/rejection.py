@@ -15,16 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud_verifier.core.rules import (
-    FloatArray,
-    RuleRows,
-    TokenArray,
-    residual,
-    row_by_row,
-    sample,
-)
+from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule
 from common.chances import ACCEPT, Chances
+from schemes.rules.row_laws import TokenArray, residual, row_by_row, sample
 
 
 def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[int, int]:

@@ -15,14 +15,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from cloud_verifier.core.rules import (
-    FloatArray,
-    RuleRows,
-    residual,
-    row_by_row,
-    sample,
-)
+from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import ACCEPT, Chances
+from schemes.rules.row_laws import residual, row_by_row, sample
 
 
 def spectr(rows: RuleRows, chances: Chances) -> dict[int, int]:

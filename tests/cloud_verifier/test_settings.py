@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.settings import RAYS_OWN, SCHEMA, VerifierConfig, from_ray
 from common.acceptance import AcceptanceRule
 from common.config.merge import Loaded, load_config

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.sampling import SamplingParams
 from lab.tools.generate import ROOT
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.settings import VerifierConfig
 from common.wire.describe import TokenTable
 from tests.drivers.tiny import EOS, TABLE, VOCABULARY

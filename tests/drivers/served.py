@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloud_verifier.core.nouns import SchedulerConfig, TargetEngine
+from cloud_verifier.core.engine_protocol import TargetEngine
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker

@@ -17,7 +17,8 @@ from google.rpc.status_pb2 import Status as RichStatus
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cloud_verifier.core.nouns import Chat, SchedulerConfig
+from cloud_verifier.core.engine_protocol import Chat
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.identity.caller_files import live_limits
 from cloud_verifier.server.calls import SERVICE_NAME

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.acceptance import AcceptanceRule, make_acceptance
 from common.errors import LocalError, UnavailableError
 from common.messages import FinishReason, Open

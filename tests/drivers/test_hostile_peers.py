@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.server import outbox
 from cloud_verifier.server.calls import MOST_TABLES, Framing
 from common.errors import CapacityError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cloud_verifier.core.nouns import End
+from cloud_verifier.core.effects import End
 from cloud_verifier.server.outbox import FULL, LEAST_TOKENS, LOGPROB_BYTES, TOKEN_BYTES, Outbox, joined
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
 from common.wire.bounds import MAX_COMMIT_TOKENS

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, Identity
 from cloud_verifier.ray.serve import RayFace, never_silent, nothing

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from cloud_verifier.core.nouns import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import HeaderIdentity
 from cloud_verifier.server.grpc_server import Server

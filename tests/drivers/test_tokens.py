@@ -19,7 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
-from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
+from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
 from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import overview
 from common.errors import Code, UserError

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.nouns import End, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.outbox import Outgoing
 from cloud_verifier.server.worker import Worker

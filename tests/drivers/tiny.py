@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloud_verifier.core.nouns import Chat, SchedulerConfig, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import Chat, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import EVERYBODY, HeaderIdentity, Identity
-from cloud_verifier.identity.tls import ServerTls
+from cloud_verifier.identity.server_tls import ServerTls
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.lifecycle import NO_FILES
 from cloud_verifier.server.worker import Worker

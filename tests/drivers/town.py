@@ -15,8 +15,8 @@ import grpc.aio
 import pytest
 
 from cloud_verifier.identity.identity import CertificateIdentity
-from cloud_verifier.identity.tls import ServerTls
-from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
+from cloud_verifier.identity.server_tls import ServerTls
+from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
 from cloud_verifier.telemetry.monitor import TOKEN_KEYS
 from common.errors import UserError
 from common.messages import Commit, Open, ServerMessage

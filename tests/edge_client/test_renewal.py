@@ -20,7 +20,7 @@ from tests import wording
 from tests.worlds.models import target_alone
 
 if TYPE_CHECKING:
-    from cloud_verifier.identity.tls import ServerTls
+    from cloud_verifier.identity.server_tls import ServerTls
     from edge_client.network.channel import VerifierChannel
     from edge_client.network.client_tls import TlsSettings
     from edge_client.network.generation import Generation
@@ -80,7 +80,7 @@ class Site:
 
     @property
     def server_tls(self) -> ServerTls:
-        from cloud_verifier.identity.tls import ServerTls
+        from cloud_verifier.identity.server_tls import ServerTls
 
         return ServerTls(*self.pair("server"), self.ca("server"))
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.nouns import TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.server.serving import info_of
 from common.acceptance import AcceptanceRule
 from common.errors import UserError
 from common.sampling import SamplingDefaults
 from forerun.cli import main, own_version
+from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
 from tests.worlds.models import TinyTarget

@@ -14,7 +14,9 @@ from typing import assert_never
 from google.protobuf.message import DecodeError
 
 from cloud_verifier.core.admission import Caller
-from cloud_verifier.core.nouns import End, SchedulerConfig, StepItem, StepPlan, TargetInfo
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import check_grammar
 from cloud_verifier.server.calls import Framing

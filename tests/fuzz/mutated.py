@@ -7,7 +7,8 @@ from functools import cache
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.limits import SchedulerConfig
 from common.acceptance import make_acceptance
 from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, assert_never
 import grpc
 import grpc.aio
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.identity.identity import Identity
 from cloud_verifier.server.calls import SERVICE_NAME
 from common.sampling import SamplingParams

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core import nouns as server_effects
-from cloud_verifier.core.nouns import Reply, SchedulerConfig, StepPlan, TargetEngine
+from cloud_verifier.core import effects as server_effects
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import StepPlan, TargetEngine
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.errors import ForerunError
 from common.messages import ClientMessage, Commit, Open, ServerMessage

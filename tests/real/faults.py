@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.sequences import Leaf
 

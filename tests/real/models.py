@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import FloatArray
+from cloud_verifier.core.engine_protocol import FloatArray
 from cloud_verifier.llama.loading import LlamaOptions
 from cloud_verifier.llama.shapes import prompt_cuts
 from common import choice as reference

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import UserError
 from simulator.arrivals import MAX_SESSIONS, Arrivals, Poisson, Window, read_arrivals
 from simulator.experiment import run_experiment

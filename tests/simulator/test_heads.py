@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import GuessItem, GuessPlan
+from cloud_verifier.core.engine_protocol import GuessItem, GuessPlan
 from common.calibration import Confidence
 from common.errors import UserError
 from common.sampling import SamplingParams

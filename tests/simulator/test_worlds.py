@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.nouns import StepResult
+from cloud_verifier.core.engine_protocol import StepResult
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.errors import UserError
 from forerun.cli import main

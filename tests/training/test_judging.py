@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_verifier.core.judge import FloatArray, Judge, features
 from common.errors import UserError
 from forerun.cli import main
 from lab import demo_models
+from schemes.rules.trained_judge import FloatArray, Judge, features
 from training.judging import (
     Mismatch,
     Tokens,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.nouns import TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
 from common.errors import ForerunError
 from common.sampling import SamplingParams
 from edge_client.core.effects import DraftRow, Expansion

@@ -10,18 +10,18 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import (
     Followers,
     GuessItem,
     GuessPlan,
     GuessResult,
-    Reply,
-    SchedulerConfig,
     StepItem,
     StepPlan,
     StepResult,
     TargetInfo,
 )
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.rules import decide
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule, Draft, draw, quantised

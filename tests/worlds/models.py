@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.engine_protocol import (
     Followers,
     GuessItem,
     GuessPlan,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cloud_verifier.core import nouns as server_effects
+from cloud_verifier.core import effects as server_effects
 from common.errors import UnavailableError
 from common.messages import Close, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.nouns import Reply
+from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.messages import FinishReason
 from common.sampling import SamplingParams
 from edge_client.core.policies import offered, policy_named

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import Ask, Followers, Offer, SchedulerConfig, StepItem
+from cloud_verifier.core.engine_protocol import Ask, Followers, Offer, StepItem
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.rules import decide
 from common.acceptance import TOTAL, AcceptanceRule
 from common.chances import Chances, SeededChances

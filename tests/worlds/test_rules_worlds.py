@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule
 from common.chances import Chances
 from common.sampling import SamplingParams
 from edge_client.core.policies import offered, policy_named
 from schemes.rules import drawing
+from schemes.rules.trained_judge import Judge
 from tests.worlds.enumeration import distance, law_of
 from tests.worlds.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cloud_verifier.core import nouns as server_effects
+from cloud_verifier.core import effects as server_effects
+from cloud_verifier.core.engine_protocol import GuessPlan, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import GuessPlan, SchedulerConfig, StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances

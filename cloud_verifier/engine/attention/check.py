@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV
 from cloud_verifier.engine.attention.plan import Cuts
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack, path_rows

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 
 TableArray = NDArray[np.int32]

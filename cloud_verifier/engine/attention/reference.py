@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from cloud_verifier.core.nouns import StepItem
+from cloud_verifier.core.engine_protocol import StepItem
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.packing import IndexArray, PackedStep, ancestor_mask
 

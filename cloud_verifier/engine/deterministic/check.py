@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.deterministic.engine import padded_length
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloud_verifier.core.nouns import StepItem
+from cloud_verifier.core.engine_protocol import StepItem
 from cloud_verifier.engine.attention.backend import (
     AttentionBackend,
     AttentionTerms,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 
 TILE_ROWS = 32

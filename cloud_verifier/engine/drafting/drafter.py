@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.engine_protocol import (
     Followers,
     GuessItem,
     GuessPlan,

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from cloud_verifier.core.nouns import GuessingEngine
+from cloud_verifier.core.engine_protocol import GuessingEngine
 from cloud_verifier.engine.drafting.models import EarlyExit
 from cloud_verifier.engine.drafting.trial import NODES, try_drafter
 from cloud_verifier.engine.model.transformers_adapter import TargetModel

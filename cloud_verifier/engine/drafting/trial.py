@@ -13,7 +13,14 @@ from statistics import median
 
 import numpy as np
 
-from cloud_verifier.core.nouns import Followers, GuessingEngine, GuessItem, GuessPlan, IntArray, StepPlan
+from cloud_verifier.core.engine_protocol import (
+    Followers,
+    GuessingEngine,
+    GuessItem,
+    GuessPlan,
+    IntArray,
+    StepPlan,
+)
 from cloud_verifier.core.own_drafter import WIDTH
 from cloud_verifier.engine.packing import item_of
 from common.calibration import SHIPPED, Calibration, Confidence, promised

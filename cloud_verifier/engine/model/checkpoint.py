@@ -27,7 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cloud_verifier.core.nouns import Chat, TargetInfo
+from cloud_verifier.core.engine_protocol import Chat, TargetInfo
 from cloud_verifier.model_source import WHAT_TO_GIVE, folder_of
 from common.errors import UserError
 from common.grammar import Tokens

@@ -16,7 +16,7 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.nouns import FloatArray, IntArray, StepItem
+from cloud_verifier.core.engine_protocol import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 from cloud_verifier.engine.sampling.choice import adjusted_rows, choose_dense
 from cloud_verifier.engine.sampling.host import ChoiceRow

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from common.errors import ForerunError, PeerError
 from common.grammar import Grammars, Masks, Matcher, Tokens
 from common.messages import Open

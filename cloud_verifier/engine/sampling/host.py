@@ -12,7 +12,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.nouns import FloatArray, IntArray, RowLogprobs, StepItem, StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import (
+    FloatArray,
+    IntArray,
+    RowLogprobs,
+    StepItem,
+    StepPlan,
+    StepResult,
+)
 from cloud_verifier.core.rules import decide
 from cloud_verifier.engine.packing import IndexArray, path_rows
 from cloud_verifier.engine.sampling.grammar import Mask, MaskOf

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import FloatArray, IntArray, RowLogprobs, StepItem
+from cloud_verifier.core.engine_protocol import FloatArray, IntArray, RowLogprobs, StepItem
 from cloud_verifier.engine.packing import IndexArray
 from cloud_verifier.engine.sampling.host import Told, negative, told_of
 

@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend

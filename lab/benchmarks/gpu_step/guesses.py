@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.drafting.heads import RecurrentHead, keep_features

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.settings import Load
 from lab.benchmarks.plans import GREEDY, ints, item_of

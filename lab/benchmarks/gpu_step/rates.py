@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core.nouns import End, Reply, SchedulerConfig
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.engine import TorchEngine
 from common.messages import Commit, Open, Propose, pack_logprob

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention import triton_backend as triton_attention
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.attention.plan import Cuts, WorkCut, plan_attention

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_verifier.core.nouns import CPU_SLOTS, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import CPU_SLOTS
 from cloud_verifier.engine.model.checkpoint import describe
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.server.serving import serve

@@ -12,8 +12,9 @@ import numpy as np
 
 from cloud_verifier.core.admission import ANYBODY, Caller
 from cloud_verifier.core.batching import NOBODY_SPARED
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.ledger import Running
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.errors import UserError
 from common.messages import Open

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.server.serving import serve_worker
 from cloud_verifier.settings import IdentitySection, OperationsSection, ServerSection
 from common.acceptance import AcceptanceRule

@@ -11,8 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetInfo
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.verify_session import VerifySession
 from cloud_verifier.server.worker import Worker
 from common.acceptance import AcceptanceRule
 from common.errors import ForerunError, LocalError, UnavailableError

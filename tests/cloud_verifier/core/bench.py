@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from cloud_verifier.core.admission import Caller
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.nouns import (
-    Effect,
-    End,
-    Reply,
-    SchedulerConfig,
-    StepItem,
-    StepPlan,
-    StepResult,
-    TargetInfo,
-)
+from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import LOSSLESS, AcceptanceRule
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams

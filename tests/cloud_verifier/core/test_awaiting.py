@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cloud_verifier.core.awaiting import Awaited
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from common.messages import Wait
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, rows
 

@@ -8,10 +8,11 @@ import pytest
 
 from cloud_verifier.core.batching import LEAST_PREFILL, Batcher, OomBackoff, StepDraft
 from cloud_verifier.core.cost import StepCost
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.nouns import SchedulerConfig, StepPlan
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.tenants import Tenants
+from cloud_verifier.core.verify_session import VerifySession
 from tests.cloud_verifier.core.bench import VOCAB, ask
 
 

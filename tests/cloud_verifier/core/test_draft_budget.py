@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.draft_account import MOST_SAVED, RowShare
 from cloud_verifier.core.draft_budget import DraftBudget
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.node_credit import MIN_CREDIT, TRIAL, Credit
-from cloud_verifier.core.nouns import SchedulerConfig
-from cloud_verifier.core.session import StepProgress, VerifySession
+from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.messages import Propose, pack_logprob
 from tests.cloud_verifier.core.bench import VOCAB, ask
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cloud_verifier.core.nouns import Effect, Reply, StepHints
+from cloud_verifier.core.effects import Effect, Reply
+from cloud_verifier.core.engine_protocol import StepHints
 from common.messages import Hint
 from tests.cloud_verifier.core.bench import Bench, ask, chain
 

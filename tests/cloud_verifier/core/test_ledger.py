@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud_verifier.core.engine_protocol import RowLogprobs, StepResult
 from cloud_verifier.core.ledger import Waits
 from cloud_verifier.core.near_ties import NearTies
-from cloud_verifier.core.nouns import RowLogprobs, StepResult
 from common.errors import PeerError
 from common.messages import Propose, TokenLogprobs
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, count, siblings

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult
 from cloud_verifier.core.lookahead import NextStep
-from cloud_verifier.core.nouns import StepPlan, StepResult
 from common.errors import LocalError
 from common.messages import Close, Propose
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, count, ends, rows

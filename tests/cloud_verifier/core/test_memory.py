@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.memory import KvMemory, Lease, SlotList, SlotPool
+from cloud_verifier.core.kv_memory import KvMemory, Lease, SlotList, SlotPool
 from common.errors import CapacityError, Code, LocalError
 from tests import wording
 

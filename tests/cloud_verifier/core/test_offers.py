@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.arrivals import Offers, offers_of
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.nouns import Ask, Offer, StepItem
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
+from cloud_verifier.core.kv_memory import KvMemory
 from cloud_verifier.core.sources import EarlierText, ProposalSource
+from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
 from common.messages import Open, Propose

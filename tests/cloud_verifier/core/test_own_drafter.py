@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from cloud_verifier.core.nouns import (
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import (
     Followers,
     GuessPlan,
     GuessResult,
-    Reply,
     StepPlan,
     StepResult,
     TargetInfo,

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from cloud_verifier.core import node_credit
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.alarms import SLACK, Alarms
-from cloud_verifier.core.nouns import Effect, End, Reply, SchedulerConfig, StepResult
+from cloud_verifier.core.effects import Effect, End, Reply
+from cloud_verifier.core.engine_protocol import StepResult
+from cloud_verifier.core.limits import SchedulerConfig
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import (
     CapacityError,

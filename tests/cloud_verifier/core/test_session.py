@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.arrivals import MAX_PLACES
-from cloud_verifier.core.memory import KvMemory
-from cloud_verifier.core.session import TRANSITIONS, SessionEvent, SessionState, VerifySession
+from cloud_verifier.core.kv_memory import KvMemory
+from cloud_verifier.core.verify_session import TRANSITIONS, SessionEvent, SessionState, VerifySession
 from common.choice import History
 from common.errors import Code, LocalError, PeerError
 from common.messages import FinishReason, Open, Propose

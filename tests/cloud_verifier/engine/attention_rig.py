@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
 from tests.cloud_verifier.engine.tiny import Session, Slots

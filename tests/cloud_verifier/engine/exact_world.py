@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepItem
+from cloud_verifier.core.engine_protocol import StepItem
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV, StepAttention
 from cloud_verifier.engine.attention.reference import TorchRefBackend
 from cloud_verifier.engine.packing import PackedStep

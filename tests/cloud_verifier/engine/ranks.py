@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks, follow, join, leave
 from common.errors import ForerunError, LocalError
 from common.sampling import SamplingParams

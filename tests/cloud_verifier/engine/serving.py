@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.core.nouns import Reply, SchedulerConfig
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.engine import TorchEngine
 from common.messages import Commit, Open, Propose

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.nouns import StepHints, StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.engine_protocol import StepHints, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.around import FlooredEngine, Stats, check_grammar, prepare_grammars, stats_of
 from common.errors import UserError
 from common.messages import Open

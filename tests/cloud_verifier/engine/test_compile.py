@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.drafting.heads import keep_features
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.loading import check, compile_steps, load_engine

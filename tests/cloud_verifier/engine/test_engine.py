@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.around import stats_of
 from cloud_verifier.engine.attention.reference import TorchRefBackend, TorchRefStep
 from cloud_verifier.engine.engine import TorchEngine

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult
 from cloud_verifier.engine.attention.backend import KVStore
 from cloud_verifier.engine.attention.plan import AttentionPlan, Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.triton_backend import TritonBackend

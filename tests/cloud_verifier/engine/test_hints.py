@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import HINTED, SchedulerConfig, StepHints, StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import HINTED, StepHints, StepPlan, StepResult
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.engine import TorchEngine

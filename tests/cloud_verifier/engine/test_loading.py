@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from cloud_verifier.core.admission import longest_session
-from cloud_verifier.core.nouns import CPU_SLOTS, SchedulerConfig, StepPlan, slots_that_fit
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.limits import CPU_SLOTS, SchedulerConfig, slots_that_fit
 from cloud_verifier.engine import loading
 from cloud_verifier.engine.attention import triton_backend as triton_attention
 from cloud_verifier.engine.attention.reference import TorchRefBackend

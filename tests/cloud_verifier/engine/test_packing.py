@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.memory import SlotList
-from cloud_verifier.core.nouns import IntArray, StepPlan
+from cloud_verifier.core.engine_protocol import IntArray, StepPlan
+from cloud_verifier.core.kv_memory import SlotList
 from cloud_verifier.engine.packing import (
     PrefixMarks,
     StepLimits,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import StepItem
+from cloud_verifier.core.engine_protocol import StepItem
 from cloud_verifier.engine.parallel import (
     EXIT_CODE,
     MAX_LENGTH,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem, StepPlan, StepResult
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.reflecting import SPARE_SLOTS, TAIL, ReflectiveEngine

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import Reply, SchedulerConfig, StepPlan
+from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine import loading
 from cloud_verifier.engine.engine import TorchEngine

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import transformers as hf
 
-from cloud_verifier.core.nouns import IntArray, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import item_of
 from common.sampling import SamplingParams

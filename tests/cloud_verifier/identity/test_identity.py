@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloud_verifier.identity.identity import HeaderIdentity, Who
-from cloud_verifier.identity.tls import LiveServerTls, ServerTls
+from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
 from common.errors import Code, UserError
 from tests import wording
 

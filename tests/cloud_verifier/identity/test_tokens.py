@@ -32,7 +32,7 @@ class Call:
 @pytest.fixture(scope="module")
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A key, and who checks its tokens."""
-    from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
+    from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
     from forerun.commands.dev_certs import TokenKey, as_json
 
     path: Path = tmp_path_factory.mktemp("keys") / "keys.json"
@@ -119,7 +119,7 @@ def test_a_key_is_used_with_its_own_algorithm_alone(tmp_path: Path) -> None:
     import jwt
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-    from cloud_verifier.identity.tokens import TokenIdentity, TokenRules, live_keys
+    from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
 
     secrets: dict[str, Any] = {
         "ES256": ec.generate_private_key(ec.SECP256R1()),
@@ -146,7 +146,7 @@ def test_a_key_is_used_with_its_own_algorithm_alone(tmp_path: Path) -> None:
 
 
 def test_tokens_that_are_known_take_a_bounded_memory(issuer: tuple[Any, Any]) -> None:
-    from cloud_verifier.identity.tokens import MAX_KNOWN
+    from cloud_verifier.identity.token_identity import MAX_KNOWN
 
     key, identity = issuer
     claims = {"aud": "forerun", "exp": int(time.time()) + 77, "tenant": "acme"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cloud_verifier.core.nouns import FloatArray, StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import FloatArray, StepPlan, StepResult
 from cloud_verifier.engine.packing import StepLimits, pack
 from cloud_verifier.llama.forward import LlamaForward
 from cloud_verifier.llama.shapes import DecodeShapes

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import Ask, FloatArray, Offer, StepPlan
+from cloud_verifier.core.engine_protocol import Ask, FloatArray, Offer, StepPlan
 from cloud_verifier.engine.packing import PackedStep, item_of
 from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.forward import LlamaForward

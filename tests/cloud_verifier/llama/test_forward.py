@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import IntArray, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan
 from cloud_verifier.engine.packing import StepLimits, item_of, pack
 from cloud_verifier.llama.forward import LlamaForward
 from cloud_verifier.llama.sequences import RESERVED

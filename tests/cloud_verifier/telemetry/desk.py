@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from cloud_verifier.core.nouns import End, SchedulerConfig, TargetInfo
+from cloud_verifier.core.effects import End
+from cloud_verifier.core.engine_protocol import TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.outbox import Outbox, Outgoing
 from cloud_verifier.server.worker import Worker

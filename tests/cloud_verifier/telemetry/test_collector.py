@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cloud_verifier.core.ledger import StepReport, Waits
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.core.session import SessionTally
+from cloud_verifier.core.verify_session import SessionTally
 from cloud_verifier.engine.around import Stats
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.collector import families, registry

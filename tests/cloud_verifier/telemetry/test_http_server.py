@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.telemetry import http_server
 from cloud_verifier.telemetry.http_server import HttpServer
 from cloud_verifier.telemetry.snapshot import Snapshot

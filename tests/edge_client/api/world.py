@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from starlette.routing import Route
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import CapacityError, ForerunError, UserError
 from common.sampling import SamplingParams
 from common.wire.describe import Description

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.session import VerifySession
+from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import Draft
 from common.errors import LocalError
 from common.messages import MAX_NODES, Open, Propose, Wait

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.nouns import TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.identity.tls import ServerTls
+from cloud_verifier.identity.server_tls import ServerTls
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.errors import UserError

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import PeerError, UnavailableError, UserError
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams

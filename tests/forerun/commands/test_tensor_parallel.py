@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig, TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.sampling import SamplingParams
 from forerun.cli import main

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.core.nouns import SchedulerConfig
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.server.grpc_server import Server

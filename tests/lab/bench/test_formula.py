@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import Reply
+from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams

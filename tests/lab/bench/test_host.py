@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_verifier.core.nouns import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Close, Open
 from common.sampling import SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import StepItem, StepPlan, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, TargetInfo
 from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.draft.measure_pace import PaceTables

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import End, Reply, TargetInfo
+from cloud_verifier.core.effects import End, Reply
+from cloud_verifier.core.engine_protocol import TargetInfo
 from common.acceptance import AcceptanceRule
 from common.errors import Code, UserError
 from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose

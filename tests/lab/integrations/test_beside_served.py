@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.core.nouns import TargetInfo
+from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.settings import ServerSection
 from common.acceptance import make_acceptance

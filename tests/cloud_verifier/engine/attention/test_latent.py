@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention.reference import TorchRefBackend, TorchRefStep
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.attention.check import LayerShape, attention_error
 from cloud_verifier.engine.attention.plan import CUTS, Cuts, WorkCut

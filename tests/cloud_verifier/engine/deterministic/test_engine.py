@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from cloud_verifier.engine.deterministic.engine import ExactEngine
 from cloud_verifier.engine.engine import TorchEngine
 from common.errors import UserError

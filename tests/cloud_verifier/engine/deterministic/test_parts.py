@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.deterministic.engine import (
     SHORTEST,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from cloud_verifier.core.nouns import Followers, GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.drafting.heads import MedusaHeads, RecurrentHead, keep_features
 from cloud_verifier.engine.drafting.models import EarlyExit, SmallModel
 from cloud_verifier.engine.drafting.nouns import DraftModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import GuessPlan
+from cloud_verifier.core.engine_protocol import GuessPlan
 from cloud_verifier.engine.drafting import drafter as drafter_module
 from cloud_verifier.engine.drafting.models import EarlyExit
 from cloud_verifier.engine.model.transformers_adapter import TargetModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import weight_bytes

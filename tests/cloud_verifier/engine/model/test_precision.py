@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.core.nouns import StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model import precision
 from cloud_verifier.engine.model.precision import (

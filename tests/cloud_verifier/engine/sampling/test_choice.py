@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.core.rules import decide
 from cloud_verifier.engine.engine import TorchEngine, last_hidden
 from cloud_verifier.engine.sampling import choice
@@ -26,6 +25,7 @@ from common import noise
 from common.acceptance import Acceptance, AcceptanceRule, quantised
 from common.errors import LocalError
 from common.sampling import SamplingParams
+from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, target
 

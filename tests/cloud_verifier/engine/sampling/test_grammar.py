@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from cloud_verifier.core.nouns import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from cloud_verifier.engine.sampling.grammar import TargetGrammars
 from common.errors import LocalError, PeerError, UserError
 from common.messages import Open

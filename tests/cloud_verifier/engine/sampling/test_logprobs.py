@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.core.nouns import Ask, Offer, StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import load_target
 from cloud_verifier.engine.sampling.logprobs import NEAR_TIE, near_tie, row_logprobs

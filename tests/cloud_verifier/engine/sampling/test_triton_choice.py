@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cloud_verifier.core.nouns import FloatArray, IntArray
+from cloud_verifier.core.engine_protocol import FloatArray, IntArray
 from cloud_verifier.engine.sampling import triton_kernels
 from cloud_verifier.engine.sampling.choice import choose_dense
 from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_eagerly, finish

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cloud_verifier.core.nouns import IntArray
+from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.core.prefix_cache import CacheEntry, PrefixCache
 from common.errors import CapacityError, LocalError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,14 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.judge import Judge
-from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule, Draft
+from common.acceptance import Acceptance, Draft
 from common.calibration import Confidence
 from common.choice import History
-from common.config.setting import check_section, setting
-from common.errors import ForerunError, UserError
-from common.memory import TARGET_SHARE, tokens_that_fit
-from common.messages import INITIAL_CREDIT, ServerMessage, TokenLogprobs
+from common.messages import TokenLogprobs
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 IntArray = NDArray[np.int32]
@@ -228,6 +223,21 @@ class Offer:
     draft: Draft | None = None  # the distribution that the tokens were drawn from; None: the rule needs none
 
 
+class Judge(Protocol):
+    """Says which draft tokens matter (the rule `judge`)."""
+
+    @property
+    def num_hidden(self) -> int:
+        """The size of the hidden state that the judge reads; 0 for none."""
+        ...
+
+    def is_unimportant(
+        self, law: NDArray[np.float64], token: int, hidden: NDArray[np.float64] | None = None
+    ) -> bool:
+        """Return whether `token` may take the place of the target's own under its law [V]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """Holds the input of an acceptance rule other than the coupled rule, for one session's rows in a step."""
@@ -237,123 +247,3 @@ class Ask:
     judge: Judge | None = None  # of the rule `judge`
     copies: Mapping[int, int] = field(default_factory=dict)
     """Of the rule `reflective`: the output row of each output row's second look."""
-
-
-# Effects that the driver carries out, in order.
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    session: int
-    message: ServerMessage
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """End the session's stream: with OK after a `Finish`, with the error's status otherwise."""
-
-    session: int
-    error: ForerunError | None = None
-
-
-Effect = Reply | End
-
-
-# The limits of one verifier, each with its unit and its reason.
-
-
-CHUNK = 256
-"""Prompt tokens in one step on a CPU, which takes longer for each."""
-
-CPU_SLOTS = 16384
-"""Least KV slots of `--slots auto` where memory is shared with other programs, unless it holds fewer."""
-
-CUDA_CHUNK = 1024
-"""On a GPU 256 tokens take hardly longer to compute than to launch. Beyond 1,024 a step only gets longer."""
-
-
-def slots_that_fit(kv_bytes: int, max_positions: int, free: int | None, max_rows: int) -> int:
-    """Return what `--slots auto` means where memory is shared with other programs: slots for one text of all
-    the target's positions beside a step of `max_rows` nodes, and `CPU_SLOTS` at least.
-
-    They take at most `TARGET_SHARE` of the `free` bytes (None or 0: unknown), `kv_bytes` each.
-    """
-    return tokens_that_fit(kv_bytes, max_positions + max_rows, CPU_SLOTS, free, TARGET_SHARE)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """Holds the limits of one verifier. The constructor checks each."""
-
-    max_sessions: int = setting(64, "sessions open at once", unit="sessions", low=1)
-    max_tenant_share: float = setting(
-        1.0, "share of all sessions and KV slots that one tenant may hold", above=0.0, high=1.0
-    )
-    max_rows: int = setting(256, "nodes in one step, tips included, all sessions", unit="nodes", low=1)
-    max_context: int = setting(
-        2**20, "KV slots of the sessions that decode in one step; more take turns", unit="slots", low=1
-    )
-    max_nodes_per_session: int = setting(
-        16, "nodes of one session in one step, likeliest first", unit="nodes", low=1, key="max_nodes"
-    )
-    prefill_chunk: int | None = setting(
-        None,
-        f"prompt tokens in one step, all sessions; longer steps delay every session; auto: {CHUNK}, and "
-        f"{CUDA_CHUNK} on a CUDA device",
-        unit="tokens",
-        low=1,
-        unset="auto",
-    )
-    max_prefill_slowdown: float = setting(
-        1.75, "factor by which prompts may lengthen a step of other sessions", above=1.0, high=math.inf
-    )
-    max_live_nodes: int = setting(
-        128, "live nodes of one session; further proposed nodes are dropped", unit="nodes", low=1
-    )
-    max_slowdown: float = setting(
-        0.02, "share of a session's token rate that other sessions' drafts may take", above=0.0, high=math.inf
-    )
-    # A longer text takes free slots, or the youngest session is preempted and evaluated anew. Most texts end
-    # long before their max_tokens.
-    promised_text: int = setting(
-        512, "tokens of a session's text whose slots are reserved when it is admitted", unit="tokens", low=1
-    )
-    prefix_cache: bool = setting(
-        True, "cache of ended sessions' KV, for sessions of the same tenant with the same beginning"
-    )
-    open_timeout: float = setting(
-        10.0, "time in which a stream's first message must come", unit="seconds", above=0.0, high=math.inf
-    )
-    idle_timeout: float = setting(
-        300.0, "time a session without fill waits for a Propose", unit="seconds", above=0.0, high=math.inf
-    )
-    stall_timeout: float = setting(
-        60.0, "time that an edge may leave its messages unread", unit="seconds", above=0.0, high=math.inf
-    )
-    # Sessions without fill never get guesses.
-    recall: bool = setting(False, "the verifier's own guesses, copied from earlier in the same text")
-    shared_texts: int = setting(
-        0,
-        "newest tokens of each tenant's texts, kept for recall (10 bytes each); the speed of guesses lets "
-        "users of a tenant infer each other's texts; 0: none",
-        unit="tokens",
-        low=0,
-    )
-    rules: tuple[AcceptanceRule, ...] = (
-        LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly
-    )
-    judge: Judge | None = None  # what the rule `judge` decides by
-
-    @property
-    def chunk(self) -> int:
-        """Return `prefill_chunk`, or what `auto` means where the device is not known."""
-        return CHUNK if self.prefill_chunk is None else self.prefill_chunk
-
-    def __post_init__(self) -> None:
-        check_section(self)
-        if self.shared_texts and not self.recall:
-            raise UserError(f"shared_texts is {self.shared_texts}; it must be 0, or above 0 with recall")
-        if AcceptanceRule.JUDGE in self.rules and self.judge is None:
-            raise UserError("rules allows the rule judge, which needs a judge; give one as well")
-        if self.max_live_nodes < INITIAL_CREDIT:  # else nodes sent before `Opened` would be dropped (rule 4)
-            raise UserError(f"max_live_nodes is {self.max_live_nodes}; it must be at least {INITIAL_CREDIT}")

@@ -12,9 +12,9 @@ import numpy as np
 from cloud_verifier.core.arrivals import Arrivals, offers_of
 from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.draft_account import DraftAccount, RowShare
-from cloud_verifier.core.judge import Judge
-from cloud_verifier.core.memory import KvMemory, Lease
-from cloud_verifier.core.nouns import GuessItem, IntArray, SchedulerConfig, StepItem
+from cloud_verifier.core.engine_protocol import GuessItem, IntArray, Judge, StepItem
+from cloud_verifier.core.kv_memory import KvMemory, Lease
+from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.sources import ProposalSource
 from common.acceptance import AcceptanceRule
 from common.calibration import Confidence
