@@ -45,7 +45,7 @@ class StepLimits:
 class PrefixMarks:
     """Marks the slots that prefixes read, so that a step looks only at what is new in its prefixes.
 
-    What an array of slots has shown never changes, as it grows in place (`core.memory.SlotList`). Marks of
+    What an array of slots has shown never changes, as it grows in place (`core.kv_memory.SlotList`). Marks of
     sessions that are gone stay until a row is to be written to one of them; then all are made anew.
     """
 

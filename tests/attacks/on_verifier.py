@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from common.wire.status import Status
-from edge_client.network.tls import TlsSettings
+from edge_client.network.client_tls import TlsSettings
 from tests.attacks.stages import VerifierStage, expect
 from tests.drivers.raw_http2 import SESSION
 from tests.fuzz.cases import Credential
