@@ -18,7 +18,6 @@ from common.errors import LocalError
 from common.privacy import Privacy
 from edge_client.api.app import Api, ApiSettings
 from edge_client.api.daemon_status import StatusPage
-from edge_client.api.embeddings import Embedder
 from edge_client.api.listening import UNIX, Listening, raise_descriptor_limit
 from edge_client.api.page import page_routes, tree_routes
 from edge_client.api.pairs import Pairs
@@ -29,10 +28,10 @@ from edge_client.pair import DraftFiles, Pair, open_pair
 from edge_client.process import run_file as daemon_file
 from edge_client.process.notify import Notifier, ServiceWatchdog
 from edge_client.process.paths import EdgePaths, ensure_token, make_private, path_of
-from edge_client.settings import ApiSection, EdgeConfig
+from edge_client.settings import EdgeConfig
 from edge_client.texts.device_metrics import metrics_page
-from edge_client.texts.journal import Journal
 from edge_client.texts.queue import Admission
+from edge_client.texts.resume import Journal
 
 if TYPE_CHECKING:
     from edge_client.fleet.fleet_task import Fleet
@@ -118,7 +117,6 @@ class EdgeDaemon:
             keep=config.api.resume_ttl,
             limit=config.api.request_timeout,
             resumes=config.api.resume != "off",
-            embedder=_embedder(config.api),
         )
         durable = config.api.resume == "durable"
         reachable = lambda: {each["address"]: each["reachable"] for each in page.verifiers()}  # noqa: E731
@@ -276,15 +274,6 @@ class EdgeDaemon:
 def _tell_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("! this device left its fleet: %s", error)
-
-
-def _embedder(section: ApiSection) -> Embedder | None:
-    """Return the server for embeddings that the settings name."""
-    return (
-        Embedder(section.embeddings_url, path_of(section.embeddings_token_file))
-        if section.embeddings_url
-        else None
-    )
 
 
 def _host(listen: str) -> tuple[str, ...]:

@@ -86,8 +86,8 @@ def _check_policy(value: str) -> str:
     return ""
 
 
-def _check_url(value: str, schemes: tuple[str, ...], form: str, instead: str) -> str:
-    """Check that the value is empty, or a URL of these schemes. `instead` says where a password belongs."""
+def _check_broker(value: str) -> str:
+    """Check that the value is empty, or the URL of an MQTT broker, which has no path."""
     if not value:
         return ""
     try:
@@ -96,23 +96,11 @@ def _check_url(value: str, schemes: tuple[str, ...], form: str, instead: str) ->
     except ValueError:
         return "its port must be a number up to 65535"
     if parts.username is not None or parts.password is not None:
-        return f"it must not hold a name or password; give {instead}"
-    return "" if parts.scheme in schemes and parts.hostname and port != 0 else f"it must be {form}"
-
-
-def _check_broker(value: str) -> str:
-    """Check the URL of an MQTT broker, which has no path."""
-    form = "mqtts://HOST:PORT, or mqtt://HOST:PORT without TLS"
-    wrong = _check_url(value, ("mqtt", "mqtts"), form, "fleet.username and fleet.password_file")
-    return wrong or (f"it must be {form}" if urlsplit(value).path.strip("/") else "")
-
-
-def _check_web_address(value: str) -> str:
-    """Check the URL of a server that speaks HTTP."""
-    form = "http://HOST[:PORT]/PATH or https://HOST[:PORT]/PATH"
-    is_plain = value.isascii() and value.isprintable() and " " not in value
-    wrong = _check_url(value, ("http", "https"), form, "a token file")
-    return wrong or ("" if is_plain else "it must be printable ASCII without spaces")
+        return "it must not hold a name or password; give fleet.username and fleet.password_file"
+    is_url = parts.scheme in ("mqtt", "mqtts") and parts.hostname and port != 0
+    if is_url and not parts.path.strip("/"):
+        return ""
+    return "it must be mqtts://HOST:PORT, or mqtt://HOST:PORT without TLS"
 
 
 def _check_topic_level(value: str) -> str:
@@ -397,27 +385,12 @@ class ApiSection:
         "on disk over restarts, or none",
         choices=("memory", "durable", "off"),
     )
-    embeddings_url: str = setting(
-        "",
-        "server that answers /v1/embeddings; empty: such requests are refused",
-        form="http[s]://HOST[:PORT]/v1/embeddings",
-        check=_check_web_address,
-    )
-    embeddings_token_file: str = setting(
-        "", "file of the bearer token for api.embeddings_url; the daemon's own is never sent", is_path=True
-    )
     metrics: bool = setting(True, "serve /metrics for Prometheus, which must send the token like any client")
     page: bool = setting(True, "serve the status page at /")
 
     def __post_init__(self) -> None:
         check_section(self)
         _belong_together("api.tls_cert", self.tls_cert, "api.tls_key", self.tls_key)
-        url, token = urlsplit(self.embeddings_url), self.embeddings_token_file
-        if token and url.scheme != "https" and not is_loopback(url.hostname or ""):
-            raise UserError(
-                "api.embeddings_token_file needs an api.embeddings_url with https or of this machine, as a "
-                "network without TLS could read it"
-            )
         if self.listen.startswith(UNIX) or stays_here(self.listen):
             return
         if not (self.auth and self.tls_cert):

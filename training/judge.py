@@ -19,7 +19,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
-from edge_client.texts.detokenizer import spelled
+from edge_client.formats.detokenizer import spelled
 from forerun import demo_pair
 from forerun.options import (
     REQUIRED,

@@ -19,13 +19,12 @@ from starlette.types import ASGIApp
 
 from common.errors import ForerunError
 from edge_client.api import codex, ollama_models
-from edge_client.api.embeddings import Embedder
 from edge_client.api.endpoints import TextEndpoints
 from edge_client.api.pairs import Pairs
-from edge_client.api.replay import ReplayStream, TextStreams
 from edge_client.api.response import JsonResponse, event_stream, whole
 from edge_client.api.security import Gate, Guarded
 from edge_client.api.stored import MOST, StoredResponses
+from edge_client.api.text_streams import TextStreams
 from edge_client.formats.anthropic import AnthropicMessages, model_card, model_list
 from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.formats.dialect import Dialect
@@ -34,7 +33,7 @@ from edge_client.formats.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
 from edge_client.formats.json_text import has_half, well_formed
 from edge_client.formats.openai import read_chat
 from edge_client.formats.responses import Responses
-from edge_client.texts.journal import Journal
+from edge_client.texts.resume import Journal, ReplayStream
 from edge_client.texts.text_request import Writer
 
 MAX_CONVERSATION_CHARS = 256
@@ -62,7 +61,11 @@ UNSUPPORTED = {
     ),
     "use /v1/chat/completions; this client adds /v1 to its base URL by itself": ("/v1/v1/chat/completions",),
     "use /v1/messages; this client adds /v1 to its base URL by itself": ("/v1/v1/messages",),
-    "use /v1/embeddings": ("/api/embed", "/api/embeddings"),
+    "the target only writes texts; set the client's own URL for embeddings": (
+        "/v1/embeddings",
+        "/api/embed",
+        "/api/embeddings",
+    ),
     "the target only writes texts": ("/v1/moderations", "/v1/rerank"),
     "text only": ("/v1/images/generations", "/v1/audio/speech", "/v1/audio/transcriptions"),
     "nothing is stored": ("/v1/files",),
@@ -83,7 +86,6 @@ class ApiSettings:
     keep: float = 300.0  # seconds to keep a named stream after its end
     limit: float = 600.0  # most seconds of a text
     resumes: bool = True  # whether clients can name streams and read them again
-    embedder: Embedder | None = None
 
 
 class Api:
@@ -107,7 +109,6 @@ class Api:
         self.stored = stored or StoredResponses(most=MOST if settings.resumes else 0)
         self.streams = TextStreams(pairs, settings.keep, settings.limit, journal, self.stored.ended)
         self._limit, self._resumes = settings.limit, settings.resumes
-        self._embedder = settings.embedder
         self._stopped = asyncio.Event()
         self._status, self._ready, self._metrics = status, ready, metrics
         own = [Route(path, endpoint, methods=[method]) for method, path, endpoint in self._table()]
@@ -154,9 +155,7 @@ class Api:
             ("POST", "/apply-template", self._apply_template),
             ("GET", "/v1/stream", self._resume),
             ("DELETE", "/v1/stream", self._delete_stream),
-            ("POST", "/v1/streams/lookup", self._lookup),
             ("GET", "/v1/sessions", _telling(self._sessions)),
-            ("POST", "/v1/embeddings", self._embeddings),
             ("GET", "/api/version", _telling(lambda: {"version": ollama_models.VERSION})),
             ("GET", "/api/tags", _telling(lambda: {"models": ollama_models.listed(self.pairs)})),
             ("POST", "/api/show", self._ollama_show),
@@ -219,24 +218,6 @@ class Api:
     async def _delete_stream(self, request: Request) -> Response:
         await self.streams.store.remove(_named(request))
         return Response(status_code=204)
-
-    async def _lookup(self, request: Request) -> Response:
-        fields = Fields(await _body(request))
-        names = fields.list("conversation_ids", 256)
-        fields.finish()
-        found = [self.streams.store.get(name) for name in names if isinstance(name, str)]
-        told = [
-            {
-                "conversation_id": stream.name,
-                "is_done": stream.ended_at is not None,
-                "total_bytes": stream.total_bytes,
-                "started_at": stream.started_at,
-                "completed_at": stream.ended_at,
-            }
-            for stream in found
-            if stream is not None
-        ]
-        return JsonResponse(told)
 
     # Responses that are kept ------------------------------------------------------------------------------
 
@@ -307,15 +288,6 @@ class Api:
         fields = Fields(body)
         fields.text("model", longest=512)
         return fields, await self.pairs.of(body)
-
-    async def _embeddings(self, request: Request) -> Response:
-        if self._embedder is None:
-            words = (
-                "neither the draft model nor the target computes embeddings; "
-                "set api.embeddings_url to a server that does"
-            )
-            raise ApiError(404, words, code="unsupported_endpoint")
-        return Response(await self._embedder.ask(await _body(request)), media_type="application/json")
 
     async def _ollama_show(self, request: Request) -> Response:
         fields = Fields(await _body(request))

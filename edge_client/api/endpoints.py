@@ -28,6 +28,7 @@ from edge_client.formats.call_style import CallStyle, call_style
 from edge_client.formats.call_syntax import Controls
 from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.contents import Contents, strings
+from edge_client.formats.detokenizer import spelled
 from edge_client.formats.dialect import Dialect, Heading, Usage
 from edge_client.formats.families import HERMES_CALLS, family_of, reading
 from edge_client.formats.fields import Fields, are_token_ids
@@ -36,7 +37,6 @@ from edge_client.formats.message import MessageForm
 from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
 from edge_client.formats.response_template import load_template
 from edge_client.formats.turn_order import is_plain
-from edge_client.texts.detokenizer import spelled
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import Orders, TextService
 
@@ -435,7 +435,7 @@ class TextEndpoints:
             id=identity,
             writer=Writer.TARGET if writer is Writer.SPLIT and not asked.speculate else writer,
             stops=asked.stops,
-            logprobs=0 if asked.best_of > asked.n and asked.logprobs is None else asked.logprobs,
+            logprobs=asked.logprobs,
             fallback=asked.fallback or defaults.fallback,
             revises=asked.revise and asked.stream,
             policy=asked.policy if asked.policy != "adaptive" else defaults.policy,
@@ -448,14 +448,12 @@ class TextEndpoints:
         return ResponseSpec(
             dialect,
             Heading(identity, int(self._wall()), name, self._system_fingerprint(), asked.form),
-            tuple(_another(request, number) for number in range(asked.best_of)),
+            tuple(_another(request, number) for number in range(asked.n)),
             message,
             asked.client,
             asked.origins,
             asked.stream,
-            asked.n,
             pair=self.pair,
-            hides_logprobs=asked.logprobs is None,
         )
 
     def sampling_defaults(self) -> dict[str, Any]:

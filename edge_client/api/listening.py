@@ -1,8 +1,7 @@
 """The local API on a socket: a loopback port or a unix socket, served by uvicorn in the daemon's own loop.
 
-A program needs no token to open a connection. So a request's head has a time limit, its body another, and
-there are fewer connections than file descriptors. When all places are taken, a newcomer gets the place of the
-connection that has waited longest for its peer: for a whole request, or for its response to be read.
+A program needs no token to open a connection. So a request must arrive in time, and there are fewer
+connections than file descriptors. uvicorn limits heads and the time between requests, and logs errors only.
 """
 
 from __future__ import annotations
@@ -13,31 +12,26 @@ import logging
 import os
 import resource
 import socket
-import ssl
 import stat
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from common.errors import UserError
 from common.wire.options import host_and_port
 
-logger = logging.getLogger(__name__)
-
 UNIX = "unix:"
 OWNER_ONLY = 0o177
 """umask of a unix socket, whose permissions control access to the daemon."""
+
+REQUEST_TIME = 20.0
+"""Seconds from a connection's or a request's first byte to the end of the request's body."""
 
 IDLE_TIME = 75
 """Seconds of an idle connection between requests. SDKs keep connections for a minute."""
@@ -54,29 +48,12 @@ MOST_CONNECTIONS = 1024
 MOST_DESCRIPTORS = 65_536
 """Descriptors to request at the start. Some systems allow millions, and some programs iterate over all."""
 
-ACCEPT_PAUSE = 0.5
-"""Seconds until the next attempt to accept, after the system lacked a descriptor or memory."""
-
-SELDOM = 60.0
-"""Seconds between two log lines about the same fault of connections."""
-
-SEEN_BY_STRANGERS = ("uvicorn.error", __name__)
-"""Loggers of connection events, which need no token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Sets time limits of a connection, in seconds."""
-
-    head: float = 10.0  # TLS handshake, and a request's line and headers
-    body: float = 30.0  # from there to the body's end
-
 
 class Listening:
     """Serves `app` at `listen` (HOST:PORT, port 0 picks one, or unix:PATH) while the block runs.
 
     `address` holds the bound port. `before` is called after the bind and before the first connection. At the
-    end requests under way get `grace` seconds. `patience` limits the time for a request to arrive. Raises
+    end requests under way get `grace` seconds. A request must arrive whole in `request_time` seconds. Raises
     `UserError` if the address cannot be listened on.
     """
 
@@ -89,38 +66,36 @@ class Listening:
         cert: str = "",
         key: str = "",
         before: Callable[[], object] = lambda: None,
-        patience: Patience | None = None,
+        request_time: float = REQUEST_TIME,
     ) -> None:
         self.address = listen
         self._before = before
-        self._server = ListeningServer(
+        protocol: Any = partial(HttpConnection, most=most_connections(), request_time=request_time)
+        self._server = _Server(
             uvicorn.Config(
                 app,
                 loop="none",
-                http="h11",
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # a program without a token can cause any number of warnings
                 access_log=False,
                 proxy_headers=False,  # no proxy may set the client's address
                 server_header=False,
+                backlog=BACKLOG,
                 timeout_keep_alive=IDLE_TIME,
                 timeout_graceful_shutdown=max(1, round(grace)),
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ssl_certfile=cert or None,
                 ssl_keyfile=key or None,
-            ),
-            patience or Patience(),
+            )
         )
-        self._seldom = Seldom()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Listening:
         bound, self.address = _bind(self.address)
         self._before()
-        for each in SEEN_BY_STRANGERS:
-            logging.getLogger(each).addFilter(self._seldom)
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._task = asyncio.create_task(self._server.serve(sockets=[bound]))
         while not self._server.started:
@@ -134,8 +109,6 @@ class Listening:
         assert self._task is not None, "entered before"
         self._server.should_exit = True
         await asyncio.wait([self._task])
-        for each in SEEN_BY_STRANGERS:
-            logging.getLogger(each).removeFilter(self._seldom)
         if self.address.startswith(UNIX):
             path = Path(self.address.removeprefix(UNIX))
             await asyncio.to_thread(path.unlink, missing_ok=True)
@@ -158,24 +131,6 @@ class Listening:
 def _is_news(record: logging.LogRecord) -> bool:
     """Tell whether to log. Leave out responses cut by the daemon's stop, which uvicorn logs as errors."""
     return record.exc_info is None or not isinstance(record.exc_info[1], asyncio.CancelledError)
-
-
-class Seldom(logging.Filter):
-    """Passes each warning once in `SELDOM` seconds, because a program without a token can cause many."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._last: dict[str, float] = {}  # by format, of which there are few
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno > logging.WARNING:
-            return True
-        now = self._clock()
-        if now - self._last.get(str(record.msg), -SELDOM) < SELDOM:
-            return False
-        self._last[str(record.msg)] = now
-        return True
 
 
 # Sockets ----------------------------------------------------------------------------------------------------
@@ -252,215 +207,44 @@ def most_connections() -> int:
     return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, max(1, soft // 2))
 
 
-class RequestPart(Enum):
-    """Names the part of a request that a connection is waiting for."""
-
-    HEAD = "head"
-    BODY = "body"
-    WHOLE = "whole"  # its response is under way
-    REST = "rest"  # between two requests
-
-
 class HttpConnection(H11Protocol):
-    """Adds a time limit for each part of a request to uvicorn's connection. uvicorn itself limits the time
-    between requests."""
+    """Limits uvicorn's connections to `most`, and the time of each request's arrival."""
 
-    def __init__(
-        self,
-        config: Config,
-        state: ServerState,
-        app_state: dict[str, Any],
-        server: ListeningServer,
-        accepted: socket.socket,
-    ) -> None:
-        super().__init__(config, state, app_state)
-        self.accepted = accepted
-        self.is_made = False  # has a transport, after its handshake if there is one
-        self._server, self._is_cut = server, False
-        self._part: RequestPart | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def cut(self) -> None:
-        """Close the connection at once. A handshake under way fails."""
-        self._is_cut = True
-        if self.is_made:
-            self.transport.abort()
-        else:
-            with contextlib.suppress(OSError):  # the peer was faster
-                self.accepted.shutdown(socket.SHUT_RDWR)
+    def __init__(self, *args: Any, most: int, request_time: float, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._most, self._request_time = most, request_time
+        self._timer: asyncio.TimerHandle | None = None  # while a request arrives
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
         super().connection_made(transport)
-        self.is_made = True
-        if self._is_cut:
+        if len(self.connections) > self._most:
             transport.abort()
-        self._look(RequestPart.HEAD)
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._look(RequestPart.HEAD)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._look(RequestPart.HEAD if self.conn.trailing_data[0] else RequestPart.REST)
-
-    def pause_writing(self) -> None:
-        """Note that the peer reads more slowly than the response is written."""
-        super().pause_writing()
-        self._server.waits(self)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._part is RequestPart.WHOLE:
-            self._server.serves(self)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
-        self._server.left(self)
         super().connection_lost(exc)
+        self._stop_watching()
 
-    def _look(self, idle: RequestPart) -> None:
-        """Note the awaited part of a request: `idle` if h11 waits for the first line."""
-        part = {h11.IDLE: idle, h11.SEND_BODY: RequestPart.BODY}.get(self.conn.their_state, RequestPart.WHOLE)
-        if part is self._part:
-            return
-        self._part = part
-        self._forget_timer()
-        if part is RequestPart.WHOLE:
-            if not self.flow.write_paused:
-                self._server.serves(self)
-            return
-        self._server.waits(self)
-        patience = self._server.patience
-        times = {RequestPart.HEAD: patience.head, RequestPart.BODY: patience.body}
-        if part in times and not self.transport.is_closing():
-            self._timer = self.loop.call_later(times[part], self.cut)
+    def _watch(self) -> None:
+        """Start the timer of a request that arrives; stop it for a whole one."""
+        if self.transport.is_closing() or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_watching()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self._request_time, self.transport.abort)
 
-    def _forget_timer(self) -> None:
+    def _stop_watching(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-class ListeningServer(uvicorn.Server):
-    """Runs uvicorn's server without its signal handlers, and accepts connections one by one.
-
-    asyncio's own server does not limit connections. Without descriptors it logs a line for each entry of its
-    backlog.
-    """
-
-    def __init__(self, config: Config, patience: Patience) -> None:
-        super().__init__(config)
-        self.patience = patience
-        self._most = most_connections()
-        self._open = set[HttpConnection]()
-        self._waiting = OrderedDict[HttpConnection, None]()  # for their peers; the longest wait first
-        self._doors: list[asyncio.Task[None]] = []
-        self._opening = set[asyncio.Task[None]]()
+class _Server(uvicorn.Server):
+    """Runs uvicorn's server without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.servers = []
-        for each in sockets or ():
-            each.setblocking(False)
-            each.listen(BACKLOG)
-            door = asyncio.create_task(self._accept(each))
-            door.add_done_callback(self._closed)
-            self._doors.append(door)
-        self.started = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for door in self._doors:
-            door.cancel()
-        await asyncio.gather(*self._doors, return_exceptions=True)
-        for each in [each for each in self._open if not each.is_made]:
-            each.cut()  # uvicorn has no record of them
-        await super().shutdown(sockets)
-
-    def waits(self, connection: HttpConnection) -> None:
-        """Note that the connection waits for its peer from now on."""
-        if connection in self._open:
-            self._waiting[connection] = None
-            self._waiting.move_to_end(connection)
-
-    def serves(self, connection: HttpConnection) -> None:
-        """Note that the connection's request is whole and its peer reads the response."""
-        self._waiting.pop(connection, None)
-
-    def left(self, connection: HttpConnection) -> None:
-        """Free the place of a closed connection."""
-        self._open.discard(connection)
-        self._waiting.pop(connection, None)
-
-    def _admit(self, connection: HttpConnection) -> bool:
-        """Give a connection a place, if need be a waiting one's. Return False without any."""
-        if len(self._open) >= self._most:
-            if not self._waiting:
-                return False
-            logger.warning("! %d connections are open; new ones replace waiting ones", self._most)
-            oldest = next(iter(self._waiting))
-            self.left(oldest)
-            oldest.cut()
-        self._open.add(connection)
-        self.waits(connection)
-        return True
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._wait_for_peer(listener)
-            try:
-                accepted, _ = listener.accept()
-            except BlockingIOError:  # the peer has left
-                continue
-            except OSError as error:
-                logger.warning("! no connection can be accepted now: %s", error.strerror or error)
-                await asyncio.sleep(ACCEPT_PAUSE)
-                continue
-            accepted.setblocking(False)
-            connection = HttpConnection(self.config, self.server_state, self.lifespan.state, self, accepted)
-            if self._admit(connection):
-                opening = loop.create_task(self._make(connection))
-                self._opening.add(opening)
-                opening.add_done_callback(self._opening.discard)
-            else:
-                logger.warning("! a connection is refused: all open ones have a request under way")
-                accepted.close()
-
-    @staticmethod
-    async def _wait_for_peer(listener: socket.socket) -> None:
-        """Return when a connection can be accepted.
-
-        asyncio's `sock_accept`, if cancelled, leaks a connection that it has just accepted."""
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(listener, ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_reader(listener)
-
-    async def _make(self, connection: HttpConnection) -> None:
-        """Give the connection its transport, over TLS after a handshake, which may fail."""
-        context: ssl.SSLContext | None = self.config.ssl
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection,
-                connection.accepted,
-                ssl=context,
-                ssl_handshake_timeout=self.patience.head if context is not None else None,
-            )
-        except OSError as error:
-            logger.debug("x a connection was not made: %s", error)
-        finally:
-            if not connection.is_made:
-                self.left(connection)
-
-    def _closed(self, door: asyncio.Task[None]) -> None:
-        """End the server if it can accept no more connections."""
-        if not door.cancelled() and (error := door.exception()) is not None:
-            logger.error("! the server can accept no more connections", exc_info=error)
-            self.should_exit = True

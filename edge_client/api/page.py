@@ -16,10 +16,10 @@ from common.tree import SpeculationTree
 from edge_client.api.response import event_stream
 from edge_client.core.session import EdgeSession
 from edge_client.formats.api_error import ApiError
+from edge_client.formats.detokenizer import Words, spelled
 from edge_client.formats.dialect import DONE, KEEP_ALIVE
 from edge_client.formats.json_text import json_text
 from edge_client.network.generation import Generation
-from edge_client.texts.detokenizer import Words, spelled
 from edge_client.texts.text_service import Live, TextService
 
 FILES = {

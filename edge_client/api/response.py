@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from starlette.responses import Response, StreamingResponse
 
-from common.acceptance import Acceptance, AcceptanceRule
-from common.errors import ForerunError
 from common.messages import FinishReason
-from common.sampling import SamplingParams
-from edge_client.core.effects import Fallback
-from edge_client.formats.api_error import ApiError, api_error, log_refusal
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.formats.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
 from edge_client.formats.dialects import BY_NAME
 from edge_client.formats.json_text import json_text
@@ -28,10 +23,10 @@ from edge_client.formats.message import (
     arguments_object,
 )
 from edge_client.formats.message_reader import MessageReader
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
 from edge_client.texts.queue import QueuePlace
-from edge_client.texts.text_request import NOTHING, Begun, TextRequest, Writer
+from edge_client.texts.resume import NOTHING, Begun, StreamPart
+from edge_client.texts.text_request import TextRequest
 from edge_client.texts.text_service import Live, TextService
 
 logger = logging.getLogger(__name__)
@@ -48,15 +43,12 @@ class ResponseSpec:
     client: str
     origins: bool  # show every token's writer; the device's own tokens always show it
     stream: bool = True
-    n: int = 1  # choices to show, the likeliest
     ended: frozenset[int] = frozenset()  # choices whose end was sent by an earlier run
     pair: str = ""  # of draft model and verifiers
-    hides_logprobs: bool = False  # the requests have them only to find the likeliest choices
 
     def dialect(self, words: Words) -> Dialect:
         """Return a new former of this response."""
-        is_shown = self.requests[0].logprobs is not None and not self.hides_logprobs
-        return self.kind(self.heading, words if is_shown else None)
+        return self.kind(self.heading, words if self.requests[0].logprobs is not None else None)
 
     def to_json(self) -> Json:
         """Return all data needed to continue the text."""
@@ -67,83 +59,28 @@ class ResponseSpec:
             "message": asdict(self.message),
             "client": self.client,
             "origins": self.origins,
-            "requests": [_request_json(each) for each in self.requests],
+            "requests": [request.to_json() for request in self.requests],
         }
 
     @classmethod
-    def from_json(
-        cls,
-        found: Json,
-        begun: Sequence[Begun],
-        ended: frozenset[int],
-    ) -> ResponseSpec:
+    def from_json(cls, head: Json, begun: Sequence[Begun], ended: frozenset[int]) -> ResponseSpec:
         """Return the spec of a response whose texts have begun.
 
         Raises `ValueError`, `KeyError` or `TypeError` for another version's JSON, and `UserError` for values
         that are no longer allowed.
         """
-        requests = tuple(map(_read_request, found["requests"]))
+        requests = tuple(map(TextRequest.from_json, head["requests"]))
         started = (*begun, *(NOTHING for _ in requests))
         return cls(
-            BY_NAME[found["shape"]],
-            Heading(**found["heading"]),
+            BY_NAME[head["shape"]],
+            Heading(**head["heading"]),
             tuple(replace(each, begun=part) for each, part in zip(requests, started, strict=False)),
-            MessageForm(**found["message"]),
-            found["client"],
-            found["origins"],
-            n=len(requests),
+            MessageForm(**head["message"]),
+            head["client"],
+            head["origins"],
             ended=ended,
-            pair=found["pair"],
+            pair=head["pair"],
         )
-
-
-def _request_json(request: TextRequest) -> Json:
-    return {
-        **{name: getattr(request, name) for name in PLAIN},
-        "writer": request.writer.value,
-        "fallback": request.fallback.value,
-        "advised": dict(request.advised),
-        "target": request.target,
-        "sampling": asdict(request.sampling),
-        "acceptance": {**asdict(request.acceptance), "rule": request.acceptance.rule.value},
-    }
-
-
-def _read_request(given: Json) -> TextRequest:
-    sampling, acceptance = given["sampling"], given["acceptance"]
-    bias = tuple((int(token), float(value)) for token, value in sampling["logit_bias"])
-    stop_ids = tuple(sampling["stop_token_ids"])
-    return TextRequest(
-        **{name: given[name] for name in PLAIN}
-        | {name: tuple(given[name]) for name in LISTS}
-        | {"references": tuple(map(tuple, given["references"]))},
-        sampling=SamplingParams(**{**sampling, "logit_bias": bias, "stop_token_ids": stop_ids}),
-        writer=Writer(given["writer"]),
-        fallback=Fallback(given["fallback"]),
-        acceptance=Acceptance(**{**acceptance, "rule": AcceptanceRule(acceptance["rule"])}),
-        advised=tuple(given["advised"].items()),
-        target=given.get("target", ""),  # older journals name none
-    )
-
-
-LISTS = ("prompt", "stops")
-PLAIN = (*LISTS, "references", "id", "logprobs", "revises", "policy", "recall")
-"""Fields of a `TextRequest` that JSON represents directly."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponsePart:
-    """Holds chunks of a response that belong together, and the tokens that came with them.
-
-    The tokens are of one choice; their text may still be held back.
-    """
-
-    chunks: Sequence[Json]
-    new: Begun = NOTHING
-    choice: int = 0
-    ends: bool = False  # the choice ends
-    is_last: bool = False  # nothing follows, because the response is whole or has failed
-    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -179,61 +116,41 @@ class _Choice:
         )
         return rest, self.end
 
-    def likelihood(self) -> float:
-        """Return the mean log-probability of the content's tokens."""
-        found = [span.logprobs.logprob for span in self.message.content if span.logprobs is not None]
-        return sum(found) / len(found) if found else -math.inf
-
     def _add(self, parts: Sequence[MessagePart]) -> Sequence[MessagePart]:
         self.message.add(parts)
         return parts
 
 
-class _Writing:
-    """Writes the texts of one response and forms their parts."""
+class ResponseWriter:
+    """Writes the texts of one response. `send` takes its parts, as they are written."""
 
-    def __init__(self, texts: TextService, spec: ResponseSpec, dialect: Dialect) -> None:
-        self._texts, self._spec, self._dialect = texts, spec, dialect
+    def __init__(
+        self, texts: TextService, spec: ResponseSpec, dialect: Dialect, send: Callable[[StreamPart], None]
+    ) -> None:
+        self._texts, self._spec, self._dialect, self._send = texts, spec, dialect, send
         self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
         self._prompt_read = asyncio.Event()  # by the first text, so the others find it in the prefix cache
 
-    async def parts(self, places: Sequence[QueuePlace]) -> AsyncGenerator[ResponsePart]:
-        """Yield the parts of all texts as they are written. Raises the `ForerunError` that ends one."""
-        one = [self._one(at, places[at] if places else None) for at in range(len(self.choices))]
-        if len(one) == 1:
-            async with contextlib.aclosing(one[0]) as found:
-                async for part in found:
-                    yield part
-            return
-        queue = asyncio.Queue[ResponsePart | Exception | None]()
+    async def write(self, places: Sequence[QueuePlace] = (), *, resumed: bool = False) -> None:
+        """Write all texts. The last part holds their end. Raises the `ForerunError` that ends one.
 
-        async def write(found: AsyncGenerator[ResponsePart]) -> None:
-            try:
-                async with contextlib.aclosing(found):
-                    async for part in found:
-                        queue.put_nowait(part)
-                queue.put_nowait(None)
-            except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
-                queue.put_nowait(error)
-
-        tasks = [asyncio.create_task(write(each)) for each in one]
+        `places` are the texts' places in the queue. A `resumed` response goes on after what an earlier run
+        sent.
+        """
+        if not resumed:
+            prompt = len(self._spec.requests[0].prompt)
+            self._send(StreamPart(self._dialect.first(Usage(prompt=prompt))))
+        numbers = range(len(self.choices))
+        tasks = [asyncio.create_task(self._write(at, places[at] if places else None)) for at in numbers]
         try:
-            num_left = len(tasks)
-            while num_left:
-                match await queue.get():
-                    case None:
-                        num_left -= 1
-                    case ResponsePart() as part:
-                        yield part
-                    case error:
-                        raise error
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _one(self, index: int, place: QueuePlace | None) -> AsyncGenerator[ResponsePart]:
-        """Yield the parts of one text. The part that ends the last text also ends the response."""
+    async def _write(self, index: int, place: QueuePlace | None) -> None:
+        """Write one text. The part that ends the last text also ends the response."""
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
         if index:
             await self._prompt_read.wait()
@@ -244,8 +161,8 @@ class _Writing:
                 await asyncio.sleep(0)
             if index not in spec.ended:
                 ours = {"mode": answer.account.mode, "notes": live.notes}
-                yield ResponsePart(dialect.added((), ours, index))
-            told, last = len(answer.tokens), list[Json]()
+                self._send(StreamPart(dialect.added((), ours, index)))
+            num_sent, last = len(answer.tokens), list[Json]()
             async with contextlib.aclosing(answer.events()) as events:
                 async for event in events:
                     added = choice.feed(event.spans) if isinstance(event, TextAdded) else ()
@@ -256,10 +173,10 @@ class _Writing:
                         # A resumed text holds them back again, unless their record has its end.
                         last += chunks
                         continue
-                    new = answer.since(told)
-                    told += len(new.tokens)
+                    new = answer.since(num_sent)
+                    num_sent += len(new.tokens)
                     if chunks or new.tokens:
-                        yield ResponsePart(chunks, new, index)
+                        self._send(StreamPart(chunks, new, index))
             self._prompt_read.set()
             rest, end = choice.finish(live)
             last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
@@ -268,7 +185,7 @@ class _Writing:
             is_last = len(ends) == len(self.choices)
             if is_last:
                 chunks += dialect.end(ends[0], self.usage)
-            yield ResponsePart(chunks, answer.since(told), index, ends=True, is_last=is_last)
+            self._send(StreamPart(chunks, answer.since(num_sent), index, ends=True, is_last=is_last))
 
     @property
     def ends(self) -> list[ChoiceEnd]:
@@ -289,53 +206,22 @@ class _Writing:
         )
 
 
-async def parts(
-    texts: TextService,
-    spec: ResponseSpec,
-    dialect: Dialect,
-    places: Sequence[QueuePlace] = (),
-    resumed: bool = False,
-) -> AsyncGenerator[ResponsePart]:
-    """Yield a response in parts. The last one holds the end of all texts, or an error.
-
-    `places` are the texts' places in the queue. A `resumed` response goes on after what an earlier run sent.
-    """
-    first = dialect.first(Usage(prompt=len(spec.requests[0].prompt)))
-    if not resumed:
-        yield ResponsePart(first)
-    try:
-        async with contextlib.aclosing(_Writing(texts, spec, dialect).parts(places)) as found:
-            async for part in found:
-                yield part
-    except Exception as error:  # outermost frame of a response: its reader must learn that it ended
-        if not isinstance(error, ForerunError | ApiError):
-            logger.exception("! a text failed")
-        told = api_error(error)
-        log_refusal("POST", dialect.path, told)
-        yield ResponsePart(dialect.failed(told), is_last=True, failed=True)
-
-
 async def whole(texts: TextService, spec: ResponseSpec) -> Json:
     """Return the response with the whole texts. Raises the `ForerunError` that ended one."""
-    writing = _Writing(texts, spec, spec.dialect(texts.words))
+    writer = ResponseWriter(texts, spec, spec.dialect(texts.words), lambda part: None)
     places = texts.admission.places(spec.client, len(spec.requests))
     try:
-        async with contextlib.aclosing(writing.parts(places)) as found:
-            async for _ in found:
-                pass  # the message is formed from its whole texts
+        await writer.write(places)  # the message is formed from its whole texts
     finally:
         for place in places:
             place.release()
-    choices = writing.choices
-    if spec.n < len(choices):
-        choices = sorted(choices, key=_Choice.likelihood, reverse=True)[: spec.n]
-    told = list[tuple[Message, ChoiceEnd]]()
-    for choice in choices:
+    ended = list[tuple[Message, ChoiceEnd]]()
+    for choice in writer.choices:
         assert choice.end is not None, "written whole"
         if spec.origins or choice.end.ours["device_tokens"]:
             choice.end.ours["origins"] = origins_of(choice.message.content)
-        told.append((choice.message, choice.end))
-    return spec.dialect(texts.words).whole(told, writing.usage)
+        ended.append((choice.message, choice.end))
+    return spec.dialect(texts.words).whole(ended, writer.usage)
 
 
 class JsonResponse(Response):

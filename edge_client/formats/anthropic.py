@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, wrong
+from edge_client.formats.detokenizer import Words
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.message import (
@@ -44,7 +45,6 @@ from edge_client.formats.parsed_request import (
     with_format,
 )
 from edge_client.formats.turn_order import BETWEEN, reminder
-from edge_client.texts.detokenizer import Words
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
@@ -90,8 +90,7 @@ class AnthropicMessages(Dialect):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        for name in ("n", "best_of"):
-            fields.only(name, (1,), "send one request for each text")
+        fields.only("n", (1,), "send one request for each text")
         output = fields.object("output_config") or Fields({})
         chat = read_messages(fields, output)
         asked = read_asked(fields, chat)

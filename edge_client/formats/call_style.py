@@ -14,13 +14,13 @@ from typing import Any
 from common.errors import PeerError, UserError
 from edge_client.formats.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.formats.chat_template import ChatTemplate, CostlyTemplateError
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.families import reading
 from edge_client.formats.json_text import json_text
 from edge_client.formats.message import Json, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.response_template import load_template
 from edge_client.formats.turn_order import TurnOrder, calls_apart, find_order, one_call_each
-from edge_client.texts.detokenizer import TextSpan
 
 LISTED = "You can call functions. Each line describes one in JSON.\n<tools>\n{tools}\n</tools>\n"
 OWN_WAY = "To call a function, write the call as you always write calls."

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.patterns import any_of
 from edge_client.formats.api_error import wrong
-from edge_client.texts.detokenizer import Words
+from edge_client.formats.detokenizer import Words
 
 MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Unicode's noncharacters, which are "intended for process-internal uses" (Unicode 15.0, 23.7)."""

@@ -9,11 +9,11 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from edge_client.formats.api_error import ApiError
+from edge_client.formats.detokenizer import Words
 from edge_client.formats.fields import Fields
 from edge_client.formats.json_text import json_text
 from edge_client.formats.message import Message, MessagePart
 from edge_client.formats.parsed_request import ParsedRequest
-from edge_client.texts.detokenizer import Words
 
 Json = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edge_client.formats.detokenizer import TextSpan, text_of
 from edge_client.formats.json_text import read_json
-from edge_client.texts.detokenizer import TextSpan, text_of
 
 Json = dict[str, Any]
 

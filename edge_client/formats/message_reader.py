@@ -9,10 +9,10 @@ import regex
 
 from edge_client.formats.call_reader import JsonCalls, JsonShape, WholeCalls
 from edge_client.formats.call_values import properties_of
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.message import ContentAdded, MessageForm, MessagePart, ReasoningAdded
 from edge_client.formats.message_spans import Piece, Sink, Source, SpanQueue, Trimmed
 from edge_client.formats.response_template import Anchor, Region, ResponseTemplate, bounded, load_template
-from edge_client.texts.detokenizer import TextSpan
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 CALLS = "tool_calls"

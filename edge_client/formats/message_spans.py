@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.message import ArgumentsAdded, CallBegun, ContentAdded, MessagePart, ReasoningAdded
-from edge_client.texts.detokenizer import TextSpan
 
 
 @dataclass(slots=True)

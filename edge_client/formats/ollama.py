@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import assert_never
 
 from edge_client.formats.api_error import ApiError
+from edge_client.formats.detokenizer import Words
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import Gap
@@ -34,7 +35,6 @@ from edge_client.formats.parsed_request import (
     read_asked,
     with_format,
 )
-from edge_client.texts.detokenizer import Words
 
 LINES = "application/x-ndjson"
 OWN_TEXT_ONLY = "the daemon reads only text"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, assert_never
 
 from edge_client.formats.api_error import unsupported, wrong
+from edge_client.formats.detokenizer import TextSpan, Words, spelled, text_of
 from edge_client.formats.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields, is_too_deep
 from edge_client.formats.infill import Gap
@@ -29,7 +30,6 @@ from edge_client.formats.parsed_request import (
     make_chat,
     read_asked,
 )
-from edge_client.texts.detokenizer import TextSpan, Words, spelled, text_of
 
 MAX_MESSAGES = 4096
 MAX_LOGPROBS = 20

@@ -32,6 +32,7 @@ NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), "text only"),
     "audio": ((), "text only"),
     "web_search_options": ((), "nothing is searched"),
+    "best_of": ((1,), "ask for n texts and choose among them"),
 }
 """OpenAI's unsupported fields: the values that change nothing, and advice for others."""
 
@@ -41,7 +42,7 @@ MAX_REFERENCES, MAX_REFERENCE_CHARS = 64, 2**20
 MAX_CHOICES = 16
 """Limit on the texts of one request."""
 
-ONE_TEXT = dict.fromkeys(("n", "best_of", "max_completion_tokens", "response_format", "stream_options"))
+ONE_TEXT = dict.fromkeys(("n", "max_completion_tokens", "response_format", "stream_options"))
 """OpenAI's fields that other APIs lack, for `Fields.having`."""
 
 NO_THINKING = ("none", "minimal")
@@ -150,7 +151,6 @@ class ParsedRequest:
     stops: tuple[str, ...]
     stream: bool
     n: int  # texts in the response
-    best_of: int  # texts that are written, of which the `n` likeliest are shown
     client: str  # owner of its place in the queue
     # of our own object, {"forerun": {...}}
     policy: str
@@ -182,11 +182,6 @@ def read_asked(
         acceptance = make_acceptance(rule)
         own_grammar = _read_own_grammar(ours)
     n = fields.whole("n", 1, 1, MAX_CHOICES)
-    best_of = fields.whole("best_of", n, n, MAX_CHOICES)
-    if best_of > n and stream:
-        raise wrong(
-            "best_of", "best_of above n cannot be streamed, as the best text is known at the end only"
-        )
     found = ParsedRequest(
         prompt=prompt,
         form={"usage": _read_stream_options(fields, stream), "n": n, **(form or {})},
@@ -198,7 +193,6 @@ def read_asked(
         stops=read_stops(fields),
         stream=stream,
         n=n,
-        best_of=best_of,
         client=user or identifier,
         policy=policy,
         speculate=ours.flag("speculate", True),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, unsupported
+from edge_client.formats.detokenizer import TextSpan, Words, text_of
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.json_text import read_json
@@ -31,14 +32,12 @@ from edge_client.formats.parsed_request import (
     with_format,
 )
 from edge_client.formats.response_items import INPUT, ReadTools, read_items
-from edge_client.texts.detokenizer import TextSpan, Words, text_of
 
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
 
 NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1,), "a response has one text"),
-    "best_of": ((1,), "a response has one text"),
     "background": ((False,), "name the stream with X-Conversation-Id to read it again"),
     "conversation": ((), "use previous_response_id"),
     "prompt": ((), "send the prompt's own text as input"),

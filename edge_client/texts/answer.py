@@ -24,7 +24,7 @@ from edge_client.core.effects import (
     Shown,
     Withdraw,
 )
-from edge_client.texts.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin, Words
+from edge_client.formats.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin, Words
 from edge_client.texts.events import (
     AnswerEvent,
     DifferenceFound,
@@ -34,7 +34,8 @@ from edge_client.texts.events import (
     TextAdded,
 )
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, add_up
-from edge_client.texts.text_request import Begun, TextRequest, Writer
+from edge_client.texts.resume import Begun, WrittenText
+from edge_client.texts.text_request import TextRequest, Writer
 
 UNFINISHED = 8
 """Tokens of an unfinished character at most: four bytes, and some tokens without text."""
@@ -69,9 +70,7 @@ class TextAnswer:
         self._begin = begin
         self._clock = clock
         self._detokenizer = Detokenizer(words, ends, request.stops)
-        self._text: list[int] = []  # of the client's text
-        self._origins: list[TokenOrigin] = []  # of each of them
-        self._logprobs: list[TokenLogprobs | None] = []  # likewise
+        self._text = WrittenText()
         self._shown_preview: list[int] = []  # preview after the text, for a client that revises
         self._differs = False  # the session's text differs from the client's
         self.run: SessionRun | None = None  # the present session
@@ -88,7 +87,7 @@ class TextAnswer:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens of the text so far."""
-        return tuple(self._text)
+        return tuple(self._text.tokens)
 
     @property
     def preview(self) -> tuple[int, ...]:
@@ -97,8 +96,7 @@ class TextAnswer:
 
     def since(self, count: int) -> Begun:
         """Return the part of the text after its first `count` tokens."""
-        tokens, origins, logprobs = self._text[count:], self._origins[count:], self._logprobs[count:]
-        return Begun(tuple(tokens), tuple(origins), tuple(logprobs))
+        return self._text.since(count)
 
     @property
     def stopped_by(self) -> str | None:
@@ -116,7 +114,7 @@ class TextAnswer:
         while not self._is_over():
             if self.run is not None:
                 self._done.append(self.run.stats)
-            self._differs, self.run = False, self._begin(self._text)
+            self._differs, self.run = False, self._begin(self._text.tokens)
             run = self.run
             try:
                 async with contextlib.aclosing(run.shown()) as shown:
@@ -154,14 +152,13 @@ class TextAnswer:
     def _emit(self, emit: Emit) -> Iterator[AnswerEvent]:
         """Add the target's tokens, of which the device may have written some before."""
         place = emit.start - len(self.request.prompt)
-        known = self._text[place : place + len(emit.tokens)]
-        agreed = next((at for at, token in enumerate(known) if emit.tokens[at] != token), len(known))
-        if agreed < len(known):
+        agreed = self._text.num_agreed(place, emit.tokens)
+        if agreed < min(len(emit.tokens), len(self._text.tokens) - place):
             yield self._differing(place + agreed, emit.tokens[agreed:])
             return
         del self._shown_preview[: len(emit.tokens)]
         written = list[TextSpan]()
-        for at in range(len(known), len(emit.tokens)):
+        for at in range(agreed, len(emit.tokens)):
             origin = TokenOrigin.SERVER if emit.server_made >> at & 1 else TokenOrigin.DRAFTED
             written += self._write(emit.tokens[at], origin, emit.logprobs[at] if emit.logprobs else None)
         if written:
@@ -181,13 +178,13 @@ class TextAnswer:
     def _withdraw(self, count: int) -> Iterator[AnswerEvent]:
         if count <= len(self._shown_preview):  # else text, which stays
             del self._shown_preview[len(self._shown_preview) - count :]
-            yield PreviewWithdrawn(len(self._text) + len(self._shown_preview))
+            yield PreviewWithdrawn(len(self._text.tokens) + len(self._shown_preview))
 
     def _extend_preview(self, tokens: Sequence[int]) -> PreviewAdded:
         decoder = TextDecoder(self._words)
-        before = (*self._text[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
+        before = (*self._text.tokens[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
         decoder.feed(before[-UNFINISHED:])
-        start = len(self._text) + len(self._shown_preview)
+        start = len(self._text.tokens) + len(self._shown_preview)
         self._shown_preview += tokens
         return PreviewAdded(
             start, tuple("" if token in self.ends else decoder.feed((token,)) for token in tokens)
@@ -197,7 +194,7 @@ class TextAnswer:
         """Note that the target differs at `place`. The next session begins after the text."""
         self._differs = True
         device, target = TextDecoder(self._words), TextDecoder(self._words)
-        found = DifferenceFound(place, device.feed(self._text[place:]), target.feed(tokens))
+        found = DifferenceFound(place, device.feed(self._text.tokens[place:]), target.feed(tokens))
         self.differences.append(found)
         return found
 
@@ -213,17 +210,15 @@ class TextAnswer:
     def _spell(
         self, token: int, origin: TokenOrigin, logprobs: TokenLogprobs | None = None
     ) -> list[TextSpan]:
-        self._text.append(token)
-        self._origins.append(origin)
-        self._logprobs.append(logprobs)
+        self._text.add(token, origin, logprobs)
         written = self._detokenizer.feed(token, origin, logprobs)
         if self.stopped_by is not None or token in self.ends:
             self.finish = FinishReason.STOP
-        elif len(self._text) >= self.request.sampling.max_tokens:
+        elif len(self._text.tokens) >= self.request.sampling.max_tokens:
             self.finish = FinishReason.LENGTH
         return written
 
     def _is_whole(self, preview: Sequence[int]) -> bool:
         """Tell whether the text with this preview has come to its end."""
-        length = len(self._text) + len(preview)
+        length = len(self._text.tokens) + len(preview)
         return bool(preview) and (preview[-1] in self.ends or length >= self.request.sampling.max_tokens)

@@ -27,8 +27,8 @@ import numpy as np
 
 from common.errors import UserError
 from common.suffix_index import FIRST, GAP, START, UNIT, FrozenIndex, sort_places
+from edge_client.formats.detokenizer import Words
 from edge_client.process.paths import make_private, write_private
-from edge_client.texts.detokenizer import Words
 
 logger = logging.getLogger(__name__)
 

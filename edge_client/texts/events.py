@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin, text_of
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin, text_of
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from common.messages import FinishReason
 from edge_client.core.effects import Mode, SessionStats, Shown, Traffic
-from edge_client.texts.detokenizer import TokenOrigin
+from edge_client.formats.detokenizer import TokenOrigin
 
 
 @dataclass(frozen=True, slots=True)

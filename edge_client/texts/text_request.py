@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
-from common.acceptance import COUPLED, Acceptance
+from common.acceptance import COUPLED, Acceptance, AcceptanceRule
 from common.errors import UserError
-from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.effects import Fallback
-from edge_client.texts.detokenizer import TokenOrigin
+from edge_client.texts.resume import NOTHING, Begun
 
 
 class Writer(Enum):
@@ -21,16 +21,9 @@ class Writer(Enum):
     DRAFT = "draft"  # the draft model's own, no verifier asked
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Holds the part of a text that an earlier run of the daemon wrote."""
-
-    tokens: tuple[int, ...] = ()
-    origins: tuple[TokenOrigin, ...] = ()
-    logprobs: tuple[TokenLogprobs | None, ...] = ()  # of each token; empty: of none
-
-
-NOTHING = Begun()
+LISTS = ("prompt", "stops")
+PLAIN = (*LISTS, "references", "id", "logprobs", "revises", "policy", "recall")
+"""Fields of a `TextRequest` that JSON represents directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +62,34 @@ class TextRequest:
             raise UserError("the prompt is empty; at least one token is needed")
         if len(self.begun.tokens) != len(self.begun.origins):
             raise UserError("a text that goes on needs an origin for each of its tokens")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all data needed to continue the text."""
+        return {
+            **{name: getattr(self, name) for name in PLAIN},
+            "writer": self.writer.value,
+            "fallback": self.fallback.value,
+            "advised": dict(self.advised),
+            "target": self.target,
+            "sampling": asdict(self.sampling),
+            "acceptance": {**asdict(self.acceptance), "rule": self.acceptance.rule.value},
+        }
+
+    @classmethod
+    def from_json(cls, given: dict[str, Any]) -> TextRequest:
+        """Return the request of `to_json`. Raises as the constructor does, or `ValueError`, `KeyError` or
+        `TypeError` for another version's JSON."""
+        sampling, acceptance = given["sampling"], given["acceptance"]
+        bias = tuple((int(token), float(value)) for token, value in sampling["logit_bias"])
+        stop_ids = tuple(sampling["stop_token_ids"])
+        return cls(
+            **{name: given[name] for name in PLAIN}
+            | {name: tuple(given[name]) for name in LISTS}
+            | {"references": tuple(map(tuple, given["references"]))},
+            sampling=SamplingParams(**{**sampling, "logit_bias": bias, "stop_token_ids": stop_ids}),
+            writer=Writer(given["writer"]),
+            fallback=Fallback(given["fallback"]),
+            acceptance=Acceptance(**{**acceptance, "rule": AcceptanceRule(acceptance["rule"])}),
+            advised=tuple(given["advised"].items()),
+            target=given["target"],
+        )

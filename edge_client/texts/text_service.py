@@ -27,12 +27,12 @@ from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.core.verifier_choice import NO_DRAFT, DraftSkill, key_of
 from edge_client.draft.late_seat import DraftSeat, LateSeat
+from edge_client.formats.detokenizer import Words
 from edge_client.network.channel import StreamSource
 from edge_client.network.generation import Generation
 from edge_client.texts.alone import AloneRun
 from edge_client.texts.answer import TextAnswer
 from edge_client.texts.datastore import IndexFiles
-from edge_client.texts.detokenizer import Words
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, Totals
 from edge_client.texts.queue import Admission, QueuePlace

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol, TextIO
 
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import (
     DifferenceFound,
     ModeChanged,

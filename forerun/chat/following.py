@@ -24,8 +24,8 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.process.client import LocalClient, ServerEvent
-from edge_client.texts.detokenizer import TextSpan
 from edge_client.texts.events import (
     ModeChanged,
     NoteAdded,

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from common.errors import ForerunError, UserError
-from edge_client.texts.detokenizer import TextSpan
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.texts.events import TextAdded, TextEnded, TextRestarted, origins_of
 from forerun.chat.asking import (
     CHAT_PATH,

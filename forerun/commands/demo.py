@@ -13,7 +13,7 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.core.policies import make_policy
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import PreviewAdded, TextAdded
 from forerun import demo_pair
 from forerun.chat.display import Silent, legend, new_display

@@ -24,8 +24,8 @@ from common.privacy import LEVELS, Privacy
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.draft.prior_file import read_priors
+from edge_client.formats.detokenizer import TokenOrigin, spelled
 from edge_client.process.paths import find_paths
-from edge_client.texts.detokenizer import TokenOrigin, spelled
 from edge_client.texts.events import (
     ModeChanged,
     NoteAdded,
@@ -377,8 +377,8 @@ async def write_text(
     `preview` is the draft's own guess at the end, if no server came back. The record of a text by the draft
     model alone has fewer fields.
     """
+    from edge_client.formats.detokenizer import TextDecoder
     from edge_client.network.generation import Generation
-    from edge_client.texts.detokenizer import TextDecoder
 
     began, arrivals = time.monotonic(), list[float]()
     error: ForerunError | None = None

@@ -23,7 +23,7 @@ CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.j
 
 ALLOWED = {
     "this program wrote the file": """
-        edge_client.texts.journal._read edge_client.process.run_file.read_any
+        edge_client.texts.resume._read edge_client.process.run_file.read_any
         forerun.doctor.draft.main
         forerun.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep

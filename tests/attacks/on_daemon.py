@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import resource
 import signal
 import stat
 import time
 from collections.abc import AsyncIterator, Sequence
-from random import Random
 from typing import Any
 
 from common.pb import verifier_pb2 as pb
-from forerun.prompts import bundled
-from lab.benchmarks.faults.draws import Kind, draw_job
-from lab.benchmarks.faults.run import RunSettings, run
-from lab.benchmarks.faults.stage import RealStage
+from edge_client.api.listening import REQUEST_TIME
 from lab.benchmarks.http_stream import BrokenError
 from tests.attacks.honest import WORDS, events
 from tests.attacks.stages import DaemonStage, Lie, Write, expect, log_bytes, opened, response, silent
@@ -60,160 +54,23 @@ async def prompt_health(stage: DaemonStage, longest: float = BUSY) -> AsyncItera
     expect(slowest < longest, f"/healthz took {slowest:.1f} s")
 
 
-# The disk ---------------------------------------------------------------------------------------------------
-
-
-async def full_disk(stage: DaemonStage, over: Over) -> None:
-    """The disk is full in the middle of a text, and the daemon is killed.
-
-    A client that comes back either gets its text exactly or hears that it cannot.
-    """
-    body = completion(max_tokens=300, stream=True)
-    whole = await read_named(stage, "whole", body)
-    for name, heals in (("stays-full", False), ("heals", True)):
-        seen = await read_named(stage, name, body, most=10)
-        pid = stage.daemon.program.pid
-        entry = max((stage.state / "journal").glob("*.jsonl"), key=os.path.getmtime)
-        limit = max(entry.stat().st_size, log_bytes(stage.daemon) + 8192) + 1500
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        seen = await read_named(stage, name, body, seen, most=60)
-        if heals:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-            seen = await read_named(stage, name, body, seen, most=90)
-        await stage.restart(signal.SIGKILL)
-        seen = await resumed(stage, name, body, seen)
-        expect(
-            text_of(whole).startswith(text_of(seen)),
-            f"{name}: the text is not what it was: {text_of(seen)[:200]!r}",
-        )
-
-
-Event = tuple[int, dict[str, Any]]
-
-
-async def read_named(
-    stage: DaemonStage, name: str, body: dict[str, Any], seen: Sequence[Event] = (), most: int = 1 << 30
-) -> list[Event]:
-    """Read a named stream from the event after those seen, until `most` are known or it ends."""
-    found, headers = list(seen), {"x-conversation-id": name}
-    if found:
-        headers["last-event-id"] = str(found[-1][0])
-    async with stage.http() as http:
-        answer = await http.ask("POST", "/v1/completions", body, headers)
-        if answer.status != 200:
-            raise BrokenError(f"{answer.status}: {(await http.body())[:200]!r}")
-        rest, number = b"", 0
-        async for chunk in http.chunks():
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                if line.startswith(b"id: "):
-                    number = int(line[4:])
-                elif line.startswith(b"data: {"):
-                    found.append((number, json.loads(line[6:])))
-                    if len(found) >= most:
-                        return found
-    return found
-
-
-async def resumed(stage: DaemonStage, name: str, body: dict[str, Any], seen: list[Event]) -> list[Event]:
-    """Come back as clients do, again and again for a while. What was seen, if nothing more is to be had."""
-    deadline = time.monotonic() + 8.0
-    while time.monotonic() < deadline:
-        last = {"last-event-id": str(seen[-1][0])}
-        async with stage.http() as http:
-            answer = await http.ask("GET", f"/v1/stream?conv_id={name}", None, last)
-            if answer.status == 200:
-                return [*seen, *[(0, event) async for event in events(http)]]
-            await http.body()
-        if answer.status == 404:
-            return seen
-        await asyncio.sleep(0.5)
-    return seen
-
-
-def text_of(found: Sequence[Event]) -> str:
-    """The text in these events."""
-    return "".join(
-        choice["text"] for _, event in found if "error" not in event for choice in event["choices"]
-    )
-
-
-async def names_that_fail(stage: DaemonStage, over: Over) -> None:
-    """Named streams whose start fails: by characters that no file can hold, and by a folder that is gone."""
-    body, odd = completion(stream=True), completion(stream=True, user="\ud800")
-
-    async def ask(name: str, asked: dict[str, Any]) -> int:
-        status, _, _ = await stage.ask("/v1/completions", asked, {"x-conversation-id": name})
-        return status
-
-    first = await ask("odd", odd)
-    expect(first < 500, f"a user that is half a character was answered {first}")
-    if first == 200:
-        await stage.ask("/v1/stream?conv_id=odd", method="DELETE")
-    expect(await ask("odd", body) == 200, "a name whose start failed is not free")
-    writing = asyncio.create_task(stage.ask("/v1/completions", completion(max_tokens=60, user="\ud800")))
-    await asyncio.sleep(0.5)
-    status, _, _ = await stage.ask("/v1/sessions")
-    expect(status == 200, f"/v1/sessions was answered {status}")
-    await writing
-    journal = stage.state / "journal"
-    journal.rename(aside := stage.state / "aside")
-    try:
-        for number in range(260):
-            await ask(f"gone-{number % 257}", completion(stream=True, max_tokens=1))
-    finally:
-        if journal.exists():  # the daemon may make it anew
-            for each in aside.iterdir():
-                each.rename(journal / each.name)
-        else:
-            aside.rename(journal)
-    for name in ("gone-0", "fresh"):
-        status = await ask(name, body)
-        if status == 429:
-            raise Broken("260 streams that never began have taken all names")
-        if name == "gone-0" and status == 409:
-            raise Broken("a name whose start failed is not free")
-        expect(status == 200, f"the stream {name} was answered {status}")
+# Programs of the machine ------------------------------------------------------------------------------------
 
 
 async def rights_of_files(stage: DaemonStage, over: Over) -> None:
     """Token, texts and process file are their owner's alone."""
-    await read_named(stage, "private", completion(stream=True), most=3)
+    await stage.ask("/v1/completions", completion(stream=True), {"x-conversation-id": "private"})
     expect(stat.S_IMODE(stage.state.stat().st_mode) == 0o700, "the state folder is open to others")
     for path in (stage.state / "token", stage.state / "edge.pid", *(stage.state / "journal").iterdir()):
         expect(stat.S_IMODE(path.stat().st_mode) == 0o600, f"{path.name} is open to others")
 
 
-async def clock_ahead(stage: DaemonStage, over: Over) -> None:
-    """The wall clock is set a day ahead. A stream that ended a second ago is still there."""
-    body = completion(stream=True)
-    seen = await read_named(stage, "ended", body)
-    stage.daemon.program.send(signal.SIGUSR1)
-    await asyncio.sleep(0.2)
-    status, _, _ = await stage.ask("/v1/stream?conv_id=ended&from=0")
-    expect(status == 200, f"a stream that ended a second ago was answered {status}")
-    expect(len(seen) > 5, "the text has no events")
-
-
-# Programs of the machine ------------------------------------------------------------------------------------
-
-
 async def slow_heads(stage: DaemonStage, over: Over) -> None:
-    """More connections than the daemon may have files, each with half a request's head and no token."""
-    await _slow_requests(stage, b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 20.0)
+    """More connections than the daemon may have files, each with half a request's head and no token.
 
-
-async def slow_bodies(stage: DaemonStage, over: Over) -> None:
-    """As many by a program that has the token; each keeps the end of its body to itself."""
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {stage.address}\r\nContent-Length: 900\r\n"
-        f"Authorization: Bearer {stage.token}\r\n\r\n"
-    )
-    await _slow_requests(stage, head.encode() + b'{"prompt": "', 40.0)
-
-
-async def _slow_requests(stage: DaemonStage, part: bytes, longest: float) -> None:
-    """Others are answered meanwhile, and the connections are cut within `longest` seconds."""
+    Others are answered when these have had their time, and the connections are cut.
+    """
+    part, longest = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", REQUEST_TIME + 5.0
     before = log_bytes(stage.daemon)
     host, _, port = stage.address.rpartition(":")
     peers = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
@@ -229,7 +86,7 @@ async def _slow_requests(stage: DaemonStage, part: bytes, longest: float) -> Non
     try:
         for _ in range(22):
             await asyncio.gather(*(half() for _ in range(50)))
-        await _until_healthy(stage, began + 25.0)
+        await _until_healthy(stage, began + longest)
         await asyncio.sleep(max(0.0, began + longest - time.monotonic()))
         cut = 0
         for reader, _ in peers:
@@ -289,17 +146,6 @@ async def large_texts(stage: DaemonStage, over: Over) -> None:
         await stage.ask("/v1/detokenize", {"tokens": [7] * 1_300_000})
 
 
-async def named_in_utf8(stage: DaemonStage, over: Over) -> None:
-    """A stream named é can be found again, or is refused."""
-    body = completion(stream=True)
-    status, _, _ = await stage.ask("/v1/completions", body, {"x-conversation-id": "é"})
-    if status == 400:
-        return
-    expect(status == 200, f"answered {status}")
-    status, _, _ = await stage.ask("/v1/stream?conv_id=%C3%A9&from=0")
-    expect(status == 200, f"the stream is there and cannot be found: {status}")
-
-
 async def left_in_the_body(stage: DaemonStage, over: Over) -> None:
     """A client that leaves in the middle of a body is no defect of the daemon."""
     host, _, port = stage.address.rpartition(":")
@@ -330,24 +176,6 @@ async def control_words(stage: DaemonStage, over: Over) -> None:
         return found
 
     expect(await length(f"x = 1{word * 9}") - await length("x = 1") > 2 * 9, f"{word} became a control token")
-
-
-async def slow_grammar(stage: DaemonStage, over: Over) -> None:
-    """A schema that takes gigabytes to compile, for a text that the draft writes alone."""
-    _, _, models = await stage.ask("/v1/models")
-    cards = json.loads(models)["data"]
-    draft = next((card["id"] for card in cards if card["meta"]["writer"] == "draft"), cards[-1]["id"])
-    schema = {"type": "integer", "multipleOf": 9999991}
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    asked = {"model": draft, "messages": [{"role": "user", "content": "1"}], "response_format": form}
-    async with prompt_health(stage):
-        for body in (asked, {**asked, "model": cards[0]["id"]}):
-            try:
-                async with asyncio.timeout(10):
-                    status, _, answer = await stage.ask("/v1/chat/completions", {**body, "max_tokens": 8})
-            except TimeoutError:
-                raise Broken(f"no answer of {body['model']} within 10 s") from None
-            expect(status < 500 or status == 503, f"answered {status}: {answer[:200]!r}")
 
 
 async def http_without_rights(stage: DaemonStage, over: Over) -> None:
@@ -398,31 +226,6 @@ async def http_without_rights(stage: DaemonStage, over: Over) -> None:
     expect(status == 200, f"an honest request was answered {status}")
 
 
-async def many_streams(stage: DaemonStage, over: Over) -> None:
-    """200 streams at once where 256 may wait: all come whole."""
-
-    async def one() -> str:
-        async with stage.http() as http:
-            answer = await http.ask("POST", "/v1/completions", completion(stream=True, max_tokens=10))
-            expect(answer.status == 200, f"a stream was answered {answer.status}")
-            return "".join([event["choices"][0]["text"] async for event in events(http) if event["choices"]])
-
-    texts = await asyncio.gather(*(one() for _ in range(200)))
-    expect(len(set(texts)) == 1 and bool(texts[0]), f"200 equal requests had {len(set(texts))} texts")
-
-
-async def kills(stage: DaemonStage, over: Over) -> None:
-    """Daemon and verifiers are killed while clients read; each text is compared with one without faults."""
-    prompts, folder = tuple(bundled()), stage.folder / "kills"
-    folder.mkdir(parents=True)
-    jobs = tuple(draw_job(3, number, prompts) for number in range(2))
-    weights = dict.fromkeys(Kind, 0.0) | {Kind.DAEMON_KILL: 3.0, Kind.KILL: 1.0}
-    async with RealStage(folder) as processes:
-        found = await run(processes, jobs, RunSettings(faults=3, seed=3, clients=2, weights=weights))
-    expect(not found.violation, found.violation)
-    expect(found.texts > 0, "no text was compared")
-
-
 # Verifiers that lie -----------------------------------------------------------------------------------------
 
 
@@ -457,15 +260,13 @@ async def unfit_verifiers(stage: DaemonStage, over: Over) -> None:
     await stage.restart(signal.SIGKILL)
 
 
-def saying(*messages: bytes, then_silent: bool = False) -> Lie:
+def saying(*messages: bytes) -> Lie:
     """What an honest verifier says first, and then these."""
 
     async def lie(request: pb.SessionRequest, write: Write) -> None:
         await write(opened(request))
         for message in messages:
             await write(message)
-        if then_silent:
-            await silent(request, write)
 
     return lie
 
@@ -522,64 +323,3 @@ async def tokens_that_are_none(stage: DaemonStage, over: Over) -> None:
         "no protobuf": saying(b"\xff" * 30),
     }
     await faults_of_the_verifier(stage, lies, (502,))
-
-
-async def lying_sessions(stage: DaemonStage, over: Over) -> None:
-    """Responses in any order, out of bounds, or without end."""
-    start = await length_of_words(stage)
-    noise = Random(1).randbytes(4000)
-    lies = {
-        "commit before opened": _only(commit(start, 5)),
-        "twice opened": _twice_opened,
-        "commit in the past": saying(commit(0, 5)),
-        "commit in the future": saying(commit(start + 900, 5)),
-        "nothing committed": saying(commit(start), then_silent=True),
-        "credit without end": saying(commit(start, 5, credit=2**32 - 1), then_silent=True),
-        "more than asked for": saying(commit(start, *[5] * 5000)),
-        "log-probabilities of nobody": saying(commit(start, 5, logprobs=[float("nan")] * 50)),
-        "piece of noise": saying(*[b"\x2a\xa3\x1f\x0a\xa0\x1f" + noise] * 50),
-        "idle": saying(*[response(idle=pb.Idle())] * 2000, then_silent=True),
-        "padding": saying(pb.SessionResponse(padding=[b""] * 300_000).SerializeToString()),
-        "large": saying(pb.SessionResponse(padding=[bytes(7 * MIB)]).SerializeToString()),
-        "drain for ever": saying(*[response(drain=pb.Drain(grace_us=2**32 - 1))] * 50),
-        "finish twice": saying(*[response(finish=pb.Finish(reason=pb.FINISH_REASON_CANCELLED))] * 2),
-        "nothing at all": silent,
-    }
-    async with prompt_health(stage):
-        await faults_of_the_verifier(stage, lies, (0, 200, 400, 429, 500, 502, 503, 504))
-
-
-def _only(message: bytes) -> Lie:
-    async def lie(request: pb.SessionRequest, write: Write) -> None:
-        await write(message)
-
-    return lie
-
-
-async def _twice_opened(request: pb.SessionRequest, write: Write) -> None:
-    for _ in range(2):
-        await write(opened(request))
-
-
-TEMPLATES = (
-    "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-    "{{ cycler.__init__.__globals__.os.system('true') }}",
-    "{% for i in range(10**9) %}x{% endfor %}",
-    "{{ 'a'.ljust(4000000000) }}",
-    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "{{ 10 ** (10 ** 10) }}",
-    "{{ " + "[" * 3000,
-)
-
-
-async def hostile_templates(stage: DaemonStage, over: Over) -> None:
-    """Chat templates that reach for objects, loop, recurse or fill the memory."""
-    assert stage.liar is not None, "the stage lies"
-    body = {"messages": [{"role": "user", "content": "hello"}]}
-    for source in TEMPLATES:
-        stage.liar.description.chat_template = source
-        await stage.restart(signal.SIGKILL)
-        async with prompt_health(stage):
-            async with asyncio.timeout(15):
-                status, _, answer = await stage.ask("/v1/apply-template", body)
-        expect(status in (502, 503), f"{source[:60]} was answered {status}: {answer[:160]!r}")

@@ -364,14 +364,13 @@ class DaemonStage(Stage):
         *flags: str,
         files: int = 0,
         lies: bool = False,
-        module: str = "forerun",
     ) -> None:
         super().__init__(folder, honest)
         self.behind = behind
         self.lies = lies
         self.liar = Liar(behind.described) if lies else None
         self.address = f"127.0.0.1:{free_port()}"
-        self._flags, self._files, self._module = flags, files, module
+        self._flags, self._files = flags, files
 
     @property
     def daemon(self) -> Subject:
@@ -433,7 +432,7 @@ class DaemonStage(Stage):
         program = LoggedProcess(
             "daemon", "edge", "--verifier", verifier, "--draft", str(DRAFT_GGUF.resolve()), "--policy", "off",
             "--threads", "1", "--listen", self.address, "--service-stop-timeout", str(GRACE), *self._flags,
-            module=self._module, log=log,
+            log=log,
             environment={**own_places(self.folder), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
         await self._subject(program, log, self._files)

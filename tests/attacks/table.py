@@ -37,7 +37,7 @@ class Attack:
 
 PLAIN, TOKENS = "verifier", "verifier, tokens"
 DAEMON, DURABLE, DAEMON_FILES = "daemon", "daemon, durable", "daemon, 1,024 files"
-CROWDED, STEPPED, LIED_TO, NOTHING = "daemon, 256 places", "daemon, clock", "daemon, lies", "files"
+LIED_TO, NOTHING = "daemon, lies", "files"
 
 Make = Callable[[Path, Honest, VerifierStage], Stage]
 """Makes a stage in a folder; the verifier given is for daemons."""
@@ -52,10 +52,6 @@ STAGES: dict[str, Make] = {
         folder, honest, behind, *DRAFTS, "--api-resume", "durable"
     ),
     DAEMON_FILES: lambda folder, honest, behind: DaemonStage(folder, honest, behind, files=1024),
-    CROWDED: lambda folder, honest, behind: DaemonStage(folder, honest, behind, "--api-max-queue", "256"),
-    STEPPED: lambda folder, honest, behind: DaemonStage(
-        folder, honest, behind, module="tests.attacks.stepped"
-    ),
     LIED_TO: lambda folder, honest, behind: DaemonStage(
         folder, honest, behind, "--privacy", "off", "--fallback", "fail", lies=True
     ),
@@ -69,28 +65,16 @@ VERIFIER_ATTACKS = (
 )
 
 DAEMON_ATTACKS = (
-    Attack("slow grammar, daemon", DAEMON, on_daemon.slow_grammar, "compiling ends, /healthz answers"),
     Attack("burst of streams", DAEMON, on_daemon.burst, "refused with 429 and advice, never within 200"),
     Attack("large texts", DAEMON, on_daemon.large_texts, "/healthz answers within 1 s"),
-    Attack("names in UTF-8", DAEMON, on_daemon.named_in_utf8, "found again, or refused"),
     Attack("left in the body", DAEMON, on_daemon.left_in_the_body, "no traceback"),
     Attack("control words", DAEMON, on_daemon.control_words, "contents of messages are text"),
     Attack("HTTP without rights", DAEMON, on_daemon.http_without_rights, "each is answered 4xx"),
-    Attack("full disk", DURABLE, on_daemon.full_disk, "no text is doubled or lost in silence"),
-    Attack("names that fail", DURABLE, on_daemon.names_that_fail, "each name is free again"),
     Attack("rights of files", DURABLE, on_daemon.rights_of_files, "token and texts are their owner's"),
     Attack("slow heads", DAEMON_FILES, on_daemon.slow_heads, "/healthz answers, half requests are cut"),
-    Attack("slow bodies", DAEMON_FILES, on_daemon.slow_bodies, "/healthz answers, half requests are cut"),
-    Attack("many streams", CROWDED, on_daemon.many_streams, "200 of 200 whole", paced=False),
-    Attack("clock ahead", STEPPED, on_daemon.clock_ahead, "streams that just ended are kept", beside=False),
     Attack("unfit verifiers", LIED_TO, on_daemon.unfit_verifiers, "no prompt is sent", beside=False),
     Attack("false ends", LIED_TO, on_daemon.false_ends, "told as the verifier's fault", beside=False),
     Attack("tokens that are none", LIED_TO, on_daemon.tokens_that_are_none, "502", beside=False),
-    Attack("lying sessions", LIED_TO, on_daemon.lying_sessions, "the daemon stays up", beside=False),
-    Attack(
-        "hostile templates", LIED_TO, on_daemon.hostile_templates, "refused, /healthz answers", beside=False
-    ),
-    Attack("kills", NOTHING, on_daemon.kills, "no text is lost, doubled or changed", beside=False),
 )
 
 FILE_ATTACKS = (

@@ -60,5 +60,5 @@ async def test_python(script: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", scripts("node"))
 async def test_node(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Comments stand between the events of streams."""
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.0005)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.0005)
     await check(tmp_path, "node", script)

@@ -11,8 +11,8 @@ import pytest
 
 from common.errors import UnavailableError
 from common.sampling import SamplingParams
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.network.single import SingleVerifier
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import ModeChanged, PreviewAdded, PreviewWithdrawn, TextAdded
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import TextService, TextSettings

@@ -132,7 +132,7 @@ MESSAGES = {
 
 GOOD: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [CHAT],
-    "/v1/completions": [{"prompt": "abc", "max_tokens": 4, "logprobs": 2, "n": 2, "best_of": 2, **SAMPLING}],
+    "/v1/completions": [{"prompt": "abc", "max_tokens": 4, "logprobs": 2, "n": 2, **SAMPLING}],
     "/infill": [
         {
             "input_prefix": "ab",
@@ -175,7 +175,6 @@ GOOD: dict[str, list[dict[str, Any]]] = {
     "/v1/apply-template": [{"messages": CHAT["messages"], "tools": CHAT["tools"]}],
     "/v1/tokenize": [{"content": "abc", "parse_special": True}],
     "/v1/detokenize": [{"tokens": [1, 2]}],
-    "/v1/streams/lookup": [{"conversation_ids": ["a"]}],
 }
 """Good bodies by path, which together have all fields that are read."""
 

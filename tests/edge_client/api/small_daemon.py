@@ -22,7 +22,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def main(descriptors: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors // 2, descriptors))
     raise_descriptor_limit()
-    async with Listening(app, "127.0.0.1:0") as listening:
+    async with Listening(app, "127.0.0.1:0", request_time=1.0) as listening:
         sys.stdout.write(f"{listening.address}\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.read)

@@ -122,7 +122,7 @@ async def test_a_reader_that_falls_behind_what_is_kept_gets_an_error(monkeypatch
     """The SDK skips an event without a name, and the text would end early without a word."""
     import anthropic as sdk
 
-    monkeypatch.setattr("edge_client.api.replay.ReplayStream._has", lambda self, start: start == 0)
+    monkeypatch.setattr("edge_client.texts.resume.ReplayStream._has", lambda self, start: start == 0)
     async with client() as anthropic:
         stream = await anthropic.messages.create(**TINY, stream=True)
         with pytest.raises(sdk.APIStatusError, match="is not kept"):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -439,19 +438,6 @@ async def test_the_prompt_of_several_choices_is_read_once(
         await found.post_chat("abc" * 20, n=4, stream=stream)
     logged = [each.fields["cached"] for each in caplog.records if each.message == "text ended"]  # type: ignore[attr-defined]
     assert sorted(logged) == [0, 59, 59, 59]
-
-
-async def test_the_best_texts_are_the_likeliest() -> None:
-    asked: dict[str, Any] = {"temperature": 1.0, "seed": 7, "ignore_eos": True}
-    async with world() as found:
-        every = await found.complete(n=6, best_of=6, logprobs=0, **asked)
-        best = await found.complete(n=2, best_of=6, **asked)
-    ranked = sorted(
-        every["choices"], key=lambda each: fmean(each["logprobs"]["token_logprobs"]), reverse=True
-    )
-    assert [each["text"] for each in best["choices"]] == [each["text"] for each in ranked[:2]]
-    assert [each["index"] for each in best["choices"]] == [0, 1]
-    assert [each["logprobs"] for each in best["choices"]] == [None, None]  # none were asked for
 
 
 async def test_choices_that_find_no_place_are_refused_as_a_whole() -> None:

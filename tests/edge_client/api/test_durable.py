@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.message import (
     ArgumentsAdded,
     CallBegun,
@@ -21,14 +22,13 @@ from edge_client.formats.message import (
     MessagePart,
     ReasoningAdded,
 )
-from edge_client.texts.detokenizer import TextSpan
-from edge_client.texts.journal import Journal
+from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import Orders
 from lab.benchmarks.daemon import Reading
 from lab.benchmarks.stream_forms import FORMS
 from tests.edge_client.api.test_messages import assembled
 from tests.edge_client.api.world import World, alone, events_of, world
-from tests.edge_client.texts.test_journal import room
+from tests.edge_client.texts.test_resume import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -204,7 +204,7 @@ async def test_others_have_their_turn_while_a_text_is_resumed(
 
 async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers come back with a number of bytes, and comments are among them."""
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.001)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)
     async with daemon(tmp_path) as found:
         before = await begin(found, 20)
     monkeypatch.undo()

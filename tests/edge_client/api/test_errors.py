@@ -81,7 +81,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"user": 5}, "user"),
     ({"n": 17}, "n"),
     ({"n": 3, "best_of": 2}, "best_of"),
-    ({"best_of": 3, "stream": True}, "best_of"),
     ({"tools": ["f"]}, "tools[0]"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),

@@ -12,12 +12,12 @@ import pytest
 
 from common.messages import TokenLogprobs
 from edge_client.formats.anthropic import AnthropicMessages
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.formats.dialect import Dialect
 from edge_client.formats.json_text import json_text, read_json, well_formed
 from edge_client.formats.ollama import OllamaChat
 from edge_client.formats.openai import ChatCompletion, Completion, logprob_entries
 from edge_client.formats.responses import Responses
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from tests.clients.scripted import scripted
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import Letters, world

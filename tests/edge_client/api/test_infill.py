@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.texts.journal import Journal
+from edge_client.texts.resume import Journal
 from tests.edge_client.api.test_durable import NAME, again_of, filled
 from tests.edge_client.api.world import Filling, World, alone, events_of, world
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import resource
 import socket
@@ -16,16 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from common.errors import UserError
 from edge_client.api.listening import (
     MOST_CONNECTIONS,
-    SELDOM,
     Listening,
-    ListeningServer,
-    Patience,
-    Seldom,
     most_connections,
 )
 from tests import wording
@@ -129,17 +123,11 @@ async def test_a_named_stream_goes_on_without_its_reader_and_is_read_again_from_
         where = {"conv_id": "talk::tiny/model", "from": str(len(read))}
         rest = await client.get("/v1/stream", params=where)
         whole = await client.get("/v1/stream", params={**where, "from": "0"})
-        state = await client.post(
-            "/v1/streams/lookup", json={"conversation_ids": ["talk::tiny/model", "none"]}
-        )
     assert read + rest.content == whole.content
     text = "".join(
         event["choices"][0]["delta"].get("content", "") for event in events_of(whole.text) if event["choices"]
     )
     assert text == alone(max_tokens=60, ignore_eos=True)
-    (known,) = state.json()
-    assert known["is_done"] is True
-    assert known["total_bytes"] == len(whole.content)
 
 
 async def test_a_repeated_request_goes_on_after_the_last_event_it_has_seen() -> None:
@@ -162,10 +150,8 @@ async def test_a_name_is_utf_8_wherever_it_stands() -> None:
             headers={b"x-conversation-id": name.encode()},
         )
         again = await client.get("/v1/stream", params={"conv_id": name})
-        state = await client.post("/v1/streams/lookup", json={"conversation_ids": [name]})
         other = await client.post("/v1/chat/completions", json=LONG, headers={b"x-conversation-id": b"\xe9"})
     assert again.content == whole.content
-    assert [each["conversation_id"] for each in state.json()] == [name]
     assert other.status_code == 400
 
 
@@ -199,7 +185,7 @@ async def test_a_place_that_is_none_is_refused(query: str) -> None:
 
 
 async def test_while_a_text_waits_its_connection_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.01)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.01)
     async with served() as found, asking(found) as client, contextlib.AsyncExitStack() as stack:
         admission = found.world.texts.admission
         for _ in range(admission.seats):
@@ -231,12 +217,11 @@ async def test_who_reads_a_text_when_the_daemon_stops_is_told(headers: dict[str,
 
 # Connections ------------------------------------------------------------------------------------------------
 
-DESCRIPTORS = 64
+DESCRIPTORS = 512  # the kernel hands over up to 128 connections at once
 HALF = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 WHOLE = HALF + b"connection: close\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000\r\n\r\n{"
-SHORT = Patience(head=0.2, body=0.2)
-HOUR = 3600.0
+SHORT = 0.2
 
 
 async def reading(scope: Any, receive: Any, send: Any) -> None:
@@ -263,23 +248,15 @@ async def answer(address: str, request: bytes) -> bytes:
     return found
 
 
-@pytest.mark.parametrize(
-    ("patience", "request_"),
-    [
-        (Patience(head=0.02, body=HOUR), b""),
-        (Patience(head=0.02, body=HOUR), HALF),
-        (Patience(), HALF + b"x: " + b"x" * 200_000),
-        (Patience(head=HOUR, body=0.02), POST),
-    ],
-)
-async def test_a_request_that_does_not_come_to_its_end_is_cut(patience: Patience, request_: bytes) -> None:
-    async with Listening(reading, "127.0.0.1:0", patience=patience) as listening:
+@pytest.mark.parametrize("request_", [b"", HALF, HALF + b"x: " + b"x" * 200_000, POST])
+async def test_a_request_that_does_not_come_to_its_end_is_cut(request_: bytes) -> None:
+    async with Listening(reading, "127.0.0.1:0", request_time=0.02) as listening:
         told, _, _ = (await answer(listening.address, request_)).partition(b"\r\n")
     assert told in (b"", b"HTTP/1.1 400 Bad Request")
 
 
 async def test_a_second_request_of_a_connection_has_a_time_of_its_own() -> None:
-    async with Listening(reading, "127.0.0.1:0", patience=SHORT) as listening:
+    async with Listening(reading, "127.0.0.1:0", request_time=SHORT) as listening:
         found = await answer(listening.address, HALF + b"\r\n" + HALF)
     assert found.count(b"200 OK") == 1
 
@@ -288,29 +265,20 @@ async def test_a_response_takes_as_long_as_it_takes() -> None:
     """And its connection rests after it for longer than a head may take. All timers are of one loop."""
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(1.5 * SHORT.head)
+        await asyncio.sleep(1.5 * SHORT)
         await reading(scope, receive, send)
 
-    async with Listening(slow, "127.0.0.1:0", patience=SHORT) as listening:
+    async with Listening(slow, "127.0.0.1:0", request_time=SHORT) as listening:
         reader, writer = await connected(listening.address)
         for _ in range(2):
             writer.write(HALF + b"\r\n")
             assert await reader.readuntil(b"ok\n")
-            await asyncio.sleep(1.5 * SHORT.head)
+            await asyncio.sleep(1.5 * SHORT)
         writer.close()
 
 
-async def test_a_handshake_that_does_not_come_to_its_end_is_cut(tmp_path: Path) -> None:
-    trustme = pytest.importorskip("trustme")
-    issued = trustme.CA().issue_cert("127.0.0.1")
-    issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "both.pem")
-    both = str(tmp_path / "both.pem")
-    async with Listening(app, "127.0.0.1:0", cert=both, key=both, patience=SHORT) as listening:
-        assert await answer(listening.address, b"\x16\x03\x01") == b""
-
-
-async def test_few_descriptors_are_not_used_up_and_newcomers_are_served() -> None:
-    """The log stays short, too."""
+async def test_silent_connections_use_up_neither_descriptors_nor_the_log() -> None:
+    """Newcomers are served as soon as silent ones are cut."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -324,64 +292,23 @@ async def test_few_descriptors_are_not_used_up_and_newcomers_are_served() -> Non
     assert process.stdin is not None
     assert process.stdout is not None
     address = (await process.stdout.readline()).decode().strip()
-    silent = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
-    for number in range(3 * DESCRIPTORS):
-        silent.append(await connected(address))
-        silent[-1][1].write((HALF, POST, b"")[number % 3])
-    for _ in range(3):
-        assert b"200 OK" in await answer(address, WHOLE)
-    cut = silent[: 2 * DESCRIPTORS]
-    for reader, _ in cut:
+    silent = [await connected(address) for _ in range(DESCRIPTORS)]
+    for number, (_, writer) in enumerate(silent):
+        writer.write((HALF, POST, b"")[number % 3])
+    for _ in range(100):
+        if b"200 OK" in await answer(address, WHOLE):
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail("newcomers are not served")
+    for reader, writer in silent:
         with contextlib.suppress(ConnectionError):
-            assert b"\r\n\r\n" in (await reader.read()) + b"\r\n\r\n"
-    for _, writer in silent:
+            await reader.read()
         writer.close()
     process.stdin.close()
     _, log = await process.communicate()
     assert process.returncode == 0
     assert len(log.splitlines()) < 10, log.decode()
-
-
-async def test_connections_that_do_not_read_their_responses_make_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No token is needed to ask again and again and to read nothing."""
-
-    async def large(scope: Any, receive: Any, send: Any) -> None:
-        if scope["path"] == "/healthz":
-            await app(scope, receive, send)
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(512):
-            await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
-
-    monkeypatch.setattr("edge_client.api.listening.most_connections", lambda: 3)
-    async with Listening(large, "127.0.0.1:0") as listening, asyncio.timeout(10):
-        deaf = [await connected(listening.address) for _ in range(3)]
-        for _, writer in deaf:
-            writer.write(b"GET /large HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
-        while b"200 OK" not in await answer(listening.address, WHOLE):
-            pass
-        for _, writer in deaf:
-            writer.transport.abort()
-
-
-async def test_a_connection_that_arrives_as_the_server_stops_is_closed() -> None:
-    faults: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    config = uvicorn.Config(app, lifespan="off", log_config=None)
-    config.load()
-    server = ListeningServer(config, Patience())
-    server.lifespan = config.lifespan_class(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        await server.startup([listener])
-        await asyncio.sleep(0)
-        with socket.create_connection(listener.getsockname()) as client:
-            await asyncio.sleep(0)  # the listener is readable now, and the server has not accepted yet
-            await server.shutdown()
-            listener.close()
-            client.settimeout(5)
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-    assert not faults
 
 
 def test_connections_get_half_of_the_descriptors_at_most() -> None:
@@ -392,17 +319,3 @@ def test_connections_get_half_of_the_descriptors_at_most() -> None:
             assert most_connections() == most
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_the_same_warning_comes_seldom_and_errors_always() -> None:
-    now = [0.0]
-    seldom = Seldom(lambda: now[0])
-
-    def passes(level: int, message: str) -> bool:
-        return seldom.filter(logging.LogRecord("x", level, "", 0, message, (), None))
-
-    assert [passes(logging.WARNING, "a") for _ in range(3)] == [True, False, False]
-    assert passes(logging.WARNING, "b")
-    assert all(passes(logging.ERROR, "c") for _ in range(2))
-    now[0] = SELDOM
-    assert passes(logging.WARNING, "a")

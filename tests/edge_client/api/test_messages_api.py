@@ -106,7 +106,7 @@ async def test_an_error_of_a_text_is_anthropics_too(stream: bool) -> None:
 
 async def test_a_silent_stream_is_kept_alive_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claude Code gives a stream up that is silent for too long, and counts events only."""
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.001)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)
     async with world(step_time=0.02) as found:
         answer = await post(found, stream=True)
     assert 'event: ping\ndata: {"type": "ping"}\n\n' in answer.text

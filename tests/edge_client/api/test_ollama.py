@@ -292,7 +292,7 @@ async def test_capabilities_are_those_of_the_target(template: str, endpoints: An
 
 async def test_a_stream_that_is_silent_for_long_gets_no_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ollama's clients read each line as JSON."""
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.001)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)
     async with world(step_time=0.01) as found:
         lines_of(await chat(found))
 

@@ -90,7 +90,7 @@ async def silent_for_a_while(world: World, stack: contextlib.AsyncExitStack) -> 
 
 
 async def test_a_stream_that_is_silent_for_a_while_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.api.replay.KEEP_ALIVE_TIME", 0.001)
+    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)
     async with served() as found, contextlib.AsyncExitStack() as stack:
         openai = await stack.enter_async_context(sdk_of(found))
         seats = await stack.enter_async_context(contextlib.AsyncExitStack())

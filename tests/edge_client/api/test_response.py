@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.api.response import _ours
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.formats.message import ContentAdded
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import TextAdded
 
 SPEC: Any = SimpleNamespace(origins=True)

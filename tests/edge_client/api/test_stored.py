@@ -17,11 +17,11 @@ from edge_client.formats.dialect import Heading, Json
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import MessageForm
 from edge_client.formats.responses import Responses
-from edge_client.texts.journal import Journal
+from edge_client.texts.resume import Journal
 from tests.edge_client.api.test_durable import WHOLE, again_of, begin, filled
 from tests.edge_client.api.test_responses import check, create, parsed, text_of
 from tests.edge_client.api.world import World, alone, world
-from tests.edge_client.texts.test_journal import room
+from tests.edge_client.texts.test_resume import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.sdk]
 

@@ -18,7 +18,6 @@ from common.errors import CapacityError, ForerunError, UserError
 from common.sampling import SamplingParams
 from common.wire.describe import Description
 from edge_client.api.app import Api, ApiSettings
-from edge_client.api.embeddings import Embedder
 from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
@@ -38,7 +37,7 @@ from edge_client.formats.infill import Infill, InfillFamily
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.earlier import EarlierTexts
-from edge_client.texts.journal import Journal
+from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import TextService, TextSettings
 from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.tiny import EOS, VOCABULARY, System, running
@@ -233,7 +232,6 @@ async def world(
     endpoints: type[TextEndpoints] = TextEndpoints,
     status: Mapping[str, Any] | None = None,
     more: Callable[[TextService], tuple[Route, ...]] = lambda texts: (),
-    embedder: Embedder | None = None,
 ) -> AsyncIterator[World]:
     """Everything in one process, and HTTP without a socket. `through` puts something before the verifier.
     Not `drafts`: the device has no draft model."""
@@ -255,7 +253,7 @@ async def world(
         service = endpoints(texts, defaults or usual, lambda: 1_700_000_000.0)
         api = Api(
             Pairs(service),
-            ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes, resumes=resumes, embedder=embedder),
+            ApiSettings(gate or Gate(), max_body_bytes=max_body_bytes, resumes=resumes),
             status=lambda: dict(status or {"mode": "ahead"}),
             ready=lambda: not_ready,
             metrics=metrics_page({"": texts}, lambda: {system.address: True}),

@@ -23,11 +23,11 @@ from edge_client.formats.api_error import ApiError
 from edge_client.formats.call_grammar import CallGrammars, Thought, request_grammar, thought_of
 from edge_client.formats.call_style import CallStyle, call_style
 from edge_client.formats.chat_template import ChatTemplate
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.families import HERMES_CALLS, THINK, WITH_NAME, family_of
 from edge_client.formats.message import Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
-from edge_client.texts.detokenizer import TextSpan
 from tests.edge_client.formats.call_templates import CHATML, FAMILIES, Family, family
 
 pytestmark = [pytest.mark.grammar, pytest.mark.api]

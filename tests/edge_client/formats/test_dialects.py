@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.formats.anthropic import AnthropicMessages
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import (
@@ -22,7 +23,6 @@ from edge_client.formats.message import (
 )
 from edge_client.formats.ollama import OllamaChat
 from edge_client.formats.responses import Responses
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 
 USAGE = Usage(prompt=9, cached=4, text=7, reasoning=2, accepted=3, rejected=1)
 TIMES = {"elapsed_ms": 30.0, "waited_ms": 5.0, "first_token_ms": 10.0}

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from common.errors import CapacityError, PeerError
 from common.messages import TokenLogprobs
 from edge_client.formats.call_values import properties_of, types_of
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.formats.families import family_of, short_id
 from edge_client.formats.json_scanner import JsonScanner
 from edge_client.formats.message import ArgumentsAdded, CallBegun, ContentAdded, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.response_template import bounded, load_template, read_template
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from tests.edge_client.formats.written_messages import (
     GEMMA_4,
     GLM,

@@ -11,12 +11,12 @@ import pytest
 
 from common.grammar import Grammars
 from edge_client.formats.call_style import call_style
+from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.families import HERMES_CALLS, family_of
 from edge_client.formats.message import Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.openai import ChatCompletion
 from edge_client.formats.response_template import load_template
-from edge_client.texts.detokenizer import TextSpan
 from tests.clients.scripted import TEMPLATE, scripted
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import events_of, world

@@ -22,8 +22,8 @@ from edge_client.core.effects import (
     Traffic,
     Withdraw,
 )
+from edge_client.formats.detokenizer import TokenOrigin
 from edge_client.texts.answer import TextAnswer
-from edge_client.texts.detokenizer import TokenOrigin
 from edge_client.texts.events import (
     AnswerEvent,
     DifferenceFound,
@@ -33,7 +33,8 @@ from edge_client.texts.events import (
     TextAdded,
 )
 from edge_client.texts.figures import TextAccount
-from edge_client.texts.text_request import Begun, TextRequest, Writer
+from edge_client.texts.resume import Begun
+from edge_client.texts.text_request import TextRequest, Writer
 from tests.edge_client.api.world import LETTERS, Letters
 
 PROMPT = (1, 2, 3)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import (
     DifferenceFound,
     ModeChanged,

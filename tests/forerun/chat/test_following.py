@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from common.errors import CapacityError, LocalError, PeerError, UnavailableError, UserError
+from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.process.client import LocalClient
-from edge_client.texts.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import (
     DifferenceFound,
     ModeChanged,

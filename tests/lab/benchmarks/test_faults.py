@@ -199,7 +199,7 @@ class TinyStage:
         from edge_client.api.pairs import Pairs
         from edge_client.api.security import Gate
         from edge_client.network.verifiers import Verifiers
-        from edge_client.texts.journal import Journal
+        from edge_client.texts.resume import Journal
         from edge_client.texts.text_service import TextService, TextSettings
         from tests.drivers.tiny import VOCABULARY
         from tests.edge_client.api.world import TEMPLATE, Letters, Seats

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.texts.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin
+from edge_client.formats.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin
 
 
 class Bytes:
