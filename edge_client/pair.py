@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
 from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.earlier import EarlierTexts
-from edge_client.texts.index_child import renew_in_child
 from edge_client.texts.queue import Admission
 from edge_client.texts.text_service import TextService, TextSettings
 
@@ -84,9 +82,7 @@ async def open_pair(
     )
     settings = _text_settings(config, files.priors)
     drafts = opened.model
-    renew = partial(renew_in_child, files.model)
-    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint, renew)
-    stack.push_async_callback(indexes.close)
+    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
     earlier = None
     if draft.recall and draft.remember:
         earlier = EarlierTexts(draft.remember, files.earlier, opened.vocabulary.fingerprint)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.suffix_index import GrowingIndex
-from edge_client.texts.datastore import read_or_set_aside, write
+from edge_client.texts.datastore import read, write
 
 logger = logging.getLogger(__name__)
 
@@ -60,17 +60,15 @@ class EarlierTexts:
         if path is None or not path.exists():
             return None
         try:
-            found = read_or_set_aside(path)
+            store = read(path)
         except (UserError, OSError) as error:
             logger.warning("! the earlier texts in %s are not used: %s", path, error.__cause__ or error)
             return None
-        if found is None:
-            return None
-        if found.fingerprint != self._fingerprint:
+        if store.fingerprint != self._fingerprint:
             words = "! the earlier texts in %s are of another tokenizer than the draft model's and not used"
             logger.warning(words, path)
             return None
-        index = GrowingIndex.copy_of(found.index, capacity)
+        index = GrowingIndex.copy_of(store.index, capacity)
         logger.info("earlier texts: %d tokens from %s", len(index), path)
         return index
 

@@ -1,4 +1,4 @@
-"""Implements `forerun index`: makes, updates, lists and removes indexes of a user's files."""
+"""Implements `forerun index`: makes, lists and removes indexes of a user's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,9 @@ Index your repository or notes, so that the device proposes what stands there (d
   forerun index ~/src/project
   forerun edge --index project ...
 
-Files are tokenized once; later runs read only what has changed. A running daemon that uses the index updates
-it when files change. Without a PATH every index is updated. Hidden files, files that git ignores, files above
-1 MiB and files that are no UTF-8 text are left out. The index stays on this device, readable by its owner
-alone."""
+Run it again after large changes; a running daemon then reads the new index. Without a PATH every index is
+made anew. Hidden files, files that git ignores, files above 1 MiB and files that are no UTF-8 text are left
+out. The index stays on this device, readable by its owner alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +87,9 @@ def _run(options: IndexOptions) -> int:
         for path, roots in wanted.items():
             began = time.monotonic()
             note(f"reading the files of {path.stem}")
-            done = datastore.update(path, roots, words, fingerprint)
-            seconds = time.monotonic() - began
-            told = {**_about(path, datastore.read(path)), **asdict(done), "seconds": round(seconds, 2)}
+            num_left_out = datastore.build(path, roots, words, fingerprint)
+            seconds = round(time.monotonic() - began, 2)
+            told = {**_about(path, datastore.read(path)), "num_left_out": num_left_out, "seconds": seconds}
             print(json.dumps(told) if options.json else _in_words(told))
     return 0
 
@@ -126,17 +125,16 @@ def _about(path: Path, found: Datastore) -> dict[str, Any]:
         "name": path.stem,
         "path": str(path),
         "roots": list(found.roots),
-        "files": len(found.files),
+        "files": found.num_files,
         "tokens": len(found.index),
         "bytes": found.size,
     }
 
 
 def _in_words(told: dict[str, Any]) -> str:
-    changes = f"{told['num_new']} new, {told['num_changed']} changed, {told['num_gone']} gone"
-    left_out = f", {told['num_left_out']} left out: it is full" if told["num_left_out"] else ""
+    left_out = f" ({told['num_left_out']} left out: it is full)" if told["num_left_out"] else ""
     size = f"{told['tokens']} tokens, {told['bytes'] / 1e6:.1f} MB, {told['seconds']:.1f} s"
-    return f"{told['name']}: {told['files']} files ({changes}{left_out}), {size}"
+    return f"{told['name']}: {told['files']} files{left_out}, {size}"
 
 
 def _list(options: IndexOptions, folder: Path) -> int:
