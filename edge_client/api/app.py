@@ -18,14 +18,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from common.errors import ForerunError
-from edge_client.api import codex, ollama_models
+from edge_client.api import model_lists
 from edge_client.api.endpoints import TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import JsonResponse, event_stream, whole
 from edge_client.api.security import Gate, Guarded
 from edge_client.api.stored import MOST, StoredResponses
 from edge_client.api.text_streams import TextStreams
-from edge_client.formats.anthropic import AnthropicMessages, model_card, model_list
+from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.formats.dialect import Dialect
 from edge_client.formats.dialects import DIALECTS, error_body
@@ -40,9 +40,6 @@ MAX_CONVERSATION_CHARS = 256
 
 CLIENT_GONE = 499
 """nginx' status of a request whose client went away, for logs only."""
-
-VERSION = "anthropic-version"
-"""Header of Anthropic's clients, which read another list of models than OpenAI's."""
 
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Matches JSON's escape of half a surrogate pair. Two halves in a row are one character."""
@@ -156,10 +153,10 @@ class Api:
             ("GET", "/v1/stream", self._resume),
             ("DELETE", "/v1/stream", self._delete_stream),
             ("GET", "/v1/sessions", _telling(self._sessions)),
-            ("GET", "/api/version", _telling(lambda: {"version": ollama_models.VERSION})),
-            ("GET", "/api/tags", _telling(lambda: {"models": ollama_models.listed(self.pairs)})),
+            ("GET", "/api/version", _telling(lambda: {"version": model_lists.OLLAMA_VERSION})),
+            ("GET", "/api/tags", _telling(lambda: {"models": model_lists.ollama_list(self.pairs)})),
             ("POST", "/api/show", self._ollama_show),
-            ("GET", "/api/ps", _telling(lambda: {"models": ollama_models.running(self.pairs)})),
+            ("GET", "/api/ps", _telling(lambda: {"models": model_lists.ollama_running(self.pairs)})),
         ]
 
     # Texts ------------------------------------------------------------------------------------------------
@@ -240,13 +237,16 @@ class Api:
     async def _models(self, request: Request) -> Response:
         await self.pairs.heard()
         models = self.pairs.models()
-        if codex.VERSION in request.query_params:
+        if model_lists.CODEX_VERSION in request.query_params:
             rows = enumerate(models.items())
-            told = [codex.model(name, at, each.texts.max_positions) for at, (name, (each, _)) in rows]
-            return JsonResponse({"models": told})
+            cards = [
+                model_lists.codex_card(name, at, pair.texts.max_positions) for at, (name, (pair, _)) in rows
+            ]
+            return JsonResponse({"models": cards})
         cards = [_card(request, name, *each) for name, each in models.items()]
-        is_anthropics = VERSION in request.headers
-        return JsonResponse(model_list(cards) if is_anthropics else {"object": "list", "data": cards})
+        if model_lists.ANTHROPIC_VERSION in request.headers:
+            return JsonResponse(model_lists.anthropic_list(cards))
+        return JsonResponse({"object": "list", "data": cards})
 
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -293,7 +293,7 @@ class Api:
         fields = Fields(await _body(request))
         name = fields.text("model", fields.text("name", longest=512), 512)
         service = await self.pairs.of({"model": name})
-        return JsonResponse(ollama_models.described(service, name))
+        return JsonResponse(model_lists.ollama_model(service, name))
 
     # The daemon -------------------------------------------------------------------------------------------
 
@@ -327,29 +327,10 @@ class Api:
 
 
 def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -> dict[str, Any]:
-    """Return a model as clients list it."""
-    texts = service.texts
-    if VERSION in request.headers:
-        return model_card(name, service.texts.max_positions)
-    longest = texts.max_positions or None
-    meta = {
-        "writer": writer.value,
-        "vocabulary": texts.vocabulary.fingerprint.hex(),
-        "num_vocab": texts.words.num_vocab,
-        "max_positions": longest,
-        "n_ctx_train": longest,
-        "sampling_defaults": {} if writer is Writer.DRAFT else service.sampling_defaults(),
-    }
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "forerun",
-        "context_length": longest,
-        "max_model_len": longest,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-        "meta": meta,
-    }
+    """Return a model as the request's client reads it."""
+    if model_lists.ANTHROPIC_VERSION in request.headers:
+        return model_lists.anthropic_card(name, service.texts.max_positions)
+    return model_lists.openai_card(name, service, writer)
 
 
 async def _error(request: Request, error: Exception) -> Response:

@@ -501,7 +501,7 @@ class TextEndpoints:
 
 def _listed(chat: ChatPrompt) -> list[dict[str, Any]]:
     """Return the tools for the template's list."""
-    return [each.to_json() for each in chat.tools.listed if not each.in_messages]
+    return [tool.to_json() for tool in chat.tools.listed]
 
 
 def is_default(name: str) -> bool:

@@ -1,17 +1,28 @@
-"""Reads a text as a message by a response template, while it is written."""
+"""Reads a text as a message by a response template, while it is written.
+
+Each part keeps its spans, and loses the white space around regions.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import regex
 
 from edge_client.formats.call_reader import JsonCalls, JsonShape, WholeCalls
 from edge_client.formats.call_values import properties_of
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.message import ContentAdded, MessageForm, MessagePart, ReasoningAdded
-from edge_client.formats.message_spans import Piece, Sink, Source, SpanQueue, Trimmed
+from edge_client.formats.message import (
+    ArgumentsAdded,
+    CallBegun,
+    ContentAdded,
+    MessageForm,
+    MessagePart,
+    ReasoningAdded,
+)
 from edge_client.formats.response_template import Anchor, Region, ResponseTemplate, bounded, load_template
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -42,8 +53,8 @@ class MessageReader:
 
     def __init__(self, form: MessageForm) -> None:
         self.num_reasoning = 0  # tokens so far, those of marks included
-        self._sink = Sink()
-        self._queue = SpanQueue()
+        self._sink = _Sink()
+        self._queue = _SpanQueue()
         self._text, self._place, self._before = "", 0, 0  # read up to `_place`; characters dropped before
         self._tools = properties_of(form.tools)
         template = load_template(form.template) if form.template is not None else None
@@ -55,7 +66,7 @@ class MessageReader:
         )
         self._region: Region | None = None  # None: outside
         self._calls: JsonCalls | WholeCalls | None = None
-        self._raw = list[Piece]()  # the text of the calls' region, until one is certain
+        self._raw = list[_Piece]()  # the text of the calls' region, until one is certain
         self._num_calls = 0
         self._is_plain = True  # no region so far
         self._watches = dict[str, _Watch]()  # by the present region's name; empty outside
@@ -63,19 +74,19 @@ class MessageReader:
         self._time_left = TIME
         self._until = 0.0  # of this thread's processor time; a search may run until then
         outside = template.outside if template is not None else None
-        self._content = Trimmed(self._sink, ContentAdded)
-        self._reasoning = Trimmed(self._sink, ReasoningAdded)
+        self._content = _Trimmed(self._sink, ContentAdded)
+        self._reasoning = _Trimmed(self._sink, ReasoningAdded)
         for region in (*self._regions, outside):
             if region is not None and region.name != CALLS:
                 trimmed = self._reasoning if region.name in REASONING else self._content
                 trimmed.join, trimmed.strips = region.join, region.strips
         if template is not None and form.prefix:
-            self._read(Source(TextSpan(form.prefix, None, 0), is_hidden=True))
+            self._read(_Source(TextSpan(form.prefix, None, 0), is_hidden=True))
 
     def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
         """Add text and return the parts that are certain now."""
         for span in spans:
-            self._read(Source(span))
+            self._read(_Source(span))
         return self._sink.drain()
 
     def finish(self) -> list[MessagePart]:
@@ -91,7 +102,7 @@ class MessageReader:
 
     # Text -------------------------------------------------------------------------------------------------
 
-    def _read(self, source: Source) -> None:
+    def _read(self, source: _Source) -> None:
         if self._template is None:
             self._sink.show(ContentAdded, [(source, source.span.text)])
             return
@@ -219,12 +230,12 @@ class MessageReader:
             is_open and self._before + match.start() == self._barred
         )
 
-    def _take(self, until: int) -> list[Piece]:
+    def _take(self, until: int) -> list[_Piece]:
         pieces = self._queue.take(until - self._place)
         self._place = until
         return pieces
 
-    def _show(self, pieces: list[Piece]) -> None:
+    def _show(self, pieces: list[_Piece]) -> None:
         """Add text to the present region."""
         if self._calls is not None:
             self._raw += pieces
@@ -236,7 +247,7 @@ class MessageReader:
         elif self._region is not None or self._template is None or self._template.outside is not None:
             self._content.add(pieces, self._is_plain)
 
-    def _count(self, pieces: Sequence[Piece]) -> None:
+    def _count(self, pieces: Sequence[_Piece]) -> None:
         for source, _ in pieces:
             if not source.is_thought:
                 source.is_thought = True
@@ -266,7 +277,7 @@ class MessageReader:
         if region.name in REASONING:
             self._count(mark)
 
-    def _close(self, region: Region, mark: list[Piece]) -> None:
+    def _close(self, region: Region, mark: list[_Piece]) -> None:
         if isinstance(self._calls, WholeCalls):
             self._raw += mark
             self._read_calls(self._calls)
@@ -351,3 +362,162 @@ class _Watch:
         """Note that no mark begins at a character."""
         if self._learns and len(self.inert) < MAX_INERT:
             self.inert.add(char)
+
+
+# Spans ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Source:
+    """Holds one span of the text and whether its token has been shown and counted."""
+
+    span: TextSpan
+    is_hidden: bool = False  # of the prompt
+    is_shown: bool = False
+    is_thought: bool = False
+
+    def cut(self, text: str) -> TextSpan:
+        """Return a span with a part of the text. The first part that is shown has the token."""
+        if self.is_shown:
+            return replace(self.span, text=text, num_tokens=0, token=None, logprobs=None)
+        self.is_shown = True
+        return replace(self.span, text=text)
+
+
+_Piece = tuple[_Source, str]
+
+
+class _SpanQueue:
+    """Holds the text that is not read yet."""
+
+    def __init__(self) -> None:
+        self._pieces = deque[_Piece]()
+
+    def push(self, source: _Source, text: str) -> None:
+        """Add text at the end."""
+        self._pieces.append((source, text))
+
+    def take(self, count: int) -> list[_Piece]:
+        """Return the next `count` characters, with the empty spans before them."""
+        found = list[_Piece]()
+        while count > 0:
+            source, text = self._pieces.popleft()
+            if len(text) > count:
+                self._pieces.appendleft((source, text[count:]))
+                text = text[:count]
+            count -= len(text)
+            found.append((source, text))
+        return found
+
+    def rest(self) -> list[_Piece]:
+        """Return all that is left."""
+        found = list(self._pieces)
+        self._pieces.clear()
+        return found
+
+
+_TextKind = type[ContentAdded] | type[ReasoningAdded]
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Holds adjacent text of one kind."""
+
+    kind: _TextKind
+    pieces: list[_Piece] = field(default_factory=list)
+
+    def add(self, source: _Source, text: str) -> None:
+        """Add text, which goes to the last piece if that has the same source."""
+        if self.pieces and self.pieces[-1][0] is source:
+            text = self.pieces.pop()[1] + text
+        self.pieces.append((source, text))
+
+    def part(self) -> MessagePart:
+        return self.kind(tuple(source.cut(text) for source, text in self.pieces))
+
+
+class _Sink:
+    """Collects a message's parts, and joins neighbours of one kind."""
+
+    def __init__(self) -> None:
+        self._added = list[_Shown | CallBegun | ArgumentsAdded]()
+
+    def show(self, kind: _TextKind, pieces: Iterable[_Piece]) -> None:
+        """Add text."""
+        for source, text in pieces:
+            if source.is_hidden:
+                continue
+            last = self._added[-1] if self._added else None
+            if not isinstance(last, _Shown) or last.kind is not kind:
+                self._added.append(last := _Shown(kind))
+            last.add(source, text)
+
+    def add(self, parts: Iterable[CallBegun | ArgumentsAdded]) -> None:
+        """Add parts of calls."""
+        for part in parts:
+            last = self._added[-1] if self._added else None
+            if isinstance(part, ArgumentsAdded) and isinstance(last, ArgumentsAdded):
+                self._added[-1] = replace(part, text=last.text + part.text)
+            else:
+                self._added.append(part)
+
+    def drain(self) -> list[MessagePart]:
+        """Return the parts since the last time."""
+        added, self._added = self._added, []
+        return [each.part() if isinstance(each, _Shown) else each for each in added]
+
+
+@dataclass(slots=True)
+class _Trimmed:
+    """Shows the text of one kind, without the white space around its regions.
+
+    White space between two regions of text is kept, as is all of it in a message that has no other region.
+    """
+
+    sink: _Sink
+    kind: _TextKind
+    join: str | None = None  # between the texts of two regions
+    strips: bool = True
+    _blank: list[_Piece] = field(default_factory=list)  # white space that may be the region's last
+    _gap: list[_Piece] = field(default_factory=list)  # white space at the end of the region before
+    _is_open: bool = False  # the region has shown text
+    _has_shown: bool = False  # some region has
+
+    def add(self, pieces: Sequence[_Piece], is_verbatim: bool) -> None:
+        """Add text. With `is_verbatim` no white space is dropped at the region's beginning."""
+        for source, text in pieces:
+            core = text.strip() if self.strips else text
+            if not core:
+                self._blank.append((source, text))
+                continue
+            begin = text.index(core)
+            self._blank.append((source, text[:begin]))
+            self._show_blank(is_verbatim)
+            self.sink.show(self.kind, [(source, core)])
+            self._blank = [(source, rest)] if (rest := text[begin + len(core) :]) else []
+
+    def end_region(self) -> None:
+        """End the present region."""
+        if self._is_open:
+            self._gap = self._blank
+        self._blank, self._is_open = [], False
+
+    def finish(self, is_verbatim: bool) -> None:
+        """End the text."""
+        if is_verbatim or not self.strips:
+            self.sink.show(self.kind, self._blank)
+        elif self._is_open:  # the end token
+            self.sink.show(self.kind, [each for each in self._blank if not each[1]])
+        self._blank = []
+
+    def _show_blank(self, is_verbatim: bool) -> None:
+        if self._is_open or is_verbatim:
+            shown = self._blank
+        elif not self._has_shown:
+            shown = [each for each in self._blank if not each[1]]  # of an incomplete character
+        elif self.join is not None:
+            shown = [(_Source(TextSpan(self.join, None, 0)), self.join)]
+        else:
+            shown = self._gap
+        self.sink.show(self.kind, [each for each in shown if each[1] or not each[0].is_shown])
+        self._is_open = self._has_shown = True

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.api import codex as catalog
+from edge_client.api.model_lists import CODEX_INSTRUCTIONS, CODEX_VERSION, codex_card
 from tests.clients.answers import call
 from tests.clients.programs import WORD, launch, output_of
 from tests.clients.scripted import MODEL, NUM_SLOTS, THINKING, newest, scripted
@@ -75,7 +75,7 @@ async def test_a_command_is_run_and_its_output_read(tmp_path: Path) -> None:
     assert first[-1]["type"] == more[-1]["type"] == "turn.completed"
     assert first[-1]["usage"]["output_tokens"] > 0
     told = list(prompts)
-    assert catalog.INSTRUCTIONS in told[0]
+    assert CODEX_INSTRUCTIONS in told[0]
     assert len(told) == 3
     assert told[1].startswith(told[0])
     assert told[2].startswith(f"{told[1]}It says {WORD}.")
@@ -111,7 +111,7 @@ async def test_tools_of_all_kinds_are_called(tmp_path: Path) -> None:
         prompts[prompt] = None
         return [*calls, "Done."][len(prompts) - 1]
 
-    model = {**catalog.model(MODEL, 0, NUM_SLOTS), "apply_patch_tool_type": "freeform"}
+    model = {**codex_card(MODEL, 0, NUM_SLOTS), "apply_patch_tool_type": "freeform"}
     (tmp_path / "models.json").write_text(json.dumps({"models": [model]}), encoding="utf-8")
     async with scripted(script) as address:
         configure(tmp_path, address)
@@ -136,9 +136,9 @@ async def test_a_prompt_that_does_not_fit_is_known_as_such(
 async def test_the_list_of_models_is_codex_own() -> None:
     async with scripted(lambda prompt: "a") as address, httpx.AsyncClient() as client:
         url, headers = f"http://{address}/v1/models", {"authorization": f"Bearer {TOKEN}"}
-        told = (await client.get(url, params={catalog.VERSION: "0.169.0"}, headers=headers)).json()
+        told = (await client.get(url, params={CODEX_VERSION: "0.169.0"}, headers=headers)).json()
         cards = (await client.get(url, headers=headers)).json()["data"]
     assert [each["slug"] for each in told["models"]] == [each["id"] for each in cards]
     first = told["models"][0]
-    assert first == catalog.model(MODEL, 0, cards[0]["meta"]["max_positions"])
+    assert first == codex_card(MODEL, 0, cards[0]["meta"]["max_positions"])
     assert first["context_window"] > 0
