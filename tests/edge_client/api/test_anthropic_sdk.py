@@ -128,15 +128,3 @@ async def test_a_reader_that_falls_behind_what_is_kept_gets_an_error(monkeypatch
         with pytest.raises(sdk.APIStatusError, match="is not kept"):
             async for _ in stream:
                 pass
-
-
-@pytest.mark.parametrize("kind", ["api_key", "auth_token"])
-async def test_the_token_may_be_a_key_or_a_bearers(kind: str) -> None:
-    import anthropic as sdk
-
-    async with served() as found:
-        async with sdk_of(found.address, **{kind: TOKEN}) as anthropic:
-            assert (await anthropic.messages.create(**TINY)).content
-        async with sdk_of(found.address, **{kind: "wrong"}) as anthropic:
-            with pytest.raises(sdk.AuthenticationError, match="is not this daemon's"):
-                await anthropic.messages.create(**TINY)

@@ -187,18 +187,6 @@ async def test_a_text_that_is_too_long_for_an_old_answer_of_the_verifier_has_it_
     assert (refused.status_code, taken.status_code) == (400, 200)
 
 
-async def test_a_verifier_that_does_not_tell_what_it_admits_is_taken_at_its_positions() -> None:
-    async with world() as found:
-        found.describe(max_session_positions=None, max_positions=10**6)  # it has 4096 slots, 512 positions
-        body = await found.chat(ignore_eos=True, max_tokens=100)
-        refused = await found.post_chat(max_tokens=None)
-        found.describe(max_positions=512)
-        whole = await found.chat(ignore_eos=True, max_tokens=None)
-    assert body["usage"]["completion_tokens"] == 100
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert whole["usage"]["total_tokens"] == 512
-
-
 async def test_a_quota_bounds_texts_that_name_no_length() -> None:
     async with world() as found:
         found.system.worker.set_quotas(Quotas(default=Quota(max_tokens=30)))

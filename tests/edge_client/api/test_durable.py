@@ -337,15 +337,6 @@ async def test_a_text_is_whole_on_a_full_disk_and_its_name_is_free_again(tmp_pat
             assert sum(len(event.get("forerun", {}).get("notes", [])) for event in reading.events) == 1
 
 
-async def test_a_text_is_whole_without_the_folder_of_streams(tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    folder.mkdir()
-    async with daemon(folder) as found:
-        folder.rmdir()
-        for _ in range(2):
-            assert events_of((await post(found)).text)
-
-
 async def test_a_file_that_is_none_of_ours_leaves_its_name_free(tmp_path: Path) -> None:
     async with daemon(tmp_path) as found:
         await begin(found, 5)
@@ -354,12 +345,3 @@ async def test_a_file_that_is_none_of_ours_leaves_its_name_free(tmp_path: Path) 
     async with daemon(tmp_path) as found:
         answer = await post(found)
     assert answer.status_code == 200
-
-
-async def test_where_nothing_is_resumed_a_name_counts_for_nothing(tmp_path: Path) -> None:
-    async with world(resumes=False, journal=Journal(tmp_path)) as found:
-        for _ in range(2):
-            assert events_of((await post(found)).text)
-        again = await again_of(found)
-        assert again.status_code == 404
-        assert not filled(tmp_path)

@@ -48,27 +48,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "messages[0].tool_calls[0].function"),
     ({"messages": [{"role": "user", "content": "xyz"}]}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 2.5}, "max_tokens"),
     ({"max_tokens": 10_000}, "messages"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"temperature": -0.1}, "temperature"),
-    ({"top_p": 1.5}, "top_p"),
     ({"top_k": -2}, "top_k"),
-    ({"min_p": 2}, "min_p"),
-    ({"frequency_penalty": []}, "frequency_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": 1.1, "repeat_penalty": 1.2}, "repeat_penalty"),
     ({"seed": 2**64}, "seed"),
-    ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias"),
     ({"logit_bias": {"7": 1}}, "logit_bias"),
-    ({"logit_bias": {"7" * 5000: 1}}, "logit_bias"),
     ({"stop_token_ids": [7]}, "stop_token_ids"),
-    ({"stop": ["a", 5]}, "stop"),
     ({"stop": ["a"] * 17}, "stop"),
-    ({"stop": "a" * 257}, "stop"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -78,23 +68,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "response_format.json_schema.schema"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NONSENSE}}},
      "response_format"),
-    ({"user": 5}, "user"),
     ({"n": 17}, "n"),
     ({"n": 3, "best_of": 2}, "best_of"),
     ({"tools": ["f"]}, "tools[0]"),
-    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
     ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": "f"}}, "tool_choice"),
-    ({"reasoning_effort": 5}, "reasoning_effort"),
-    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"forerun": {"policy": "wild"}}, "forerun"),
-    ({"forerun": {"acceptance": "wild"}}, "forerun"),
     ({"forerun": {"fallback": "maybe"}}, "forerun.fallback"),
     ({"forerun": {"polcy": "tree"}}, "forerun.polcy"),
     ({"forerun": {"regex": "[a-"}}, "forerun"),
@@ -106,8 +89,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{}]}, "functions"),
-    ({"function_call": {"name": "f"}}, "function_call"),
-    ({"audio": {}}, "audio"),
     ({"web_search_options": {}}, "web_search_options"),
 ]
 """Fields that other servers do and this one does not."""
@@ -115,14 +96,11 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt"),
-    ({"prompt": ""}, "prompt"),
     ({"prompt": [[1], [2]]}, "prompt"),
     ({"prompt": [7]}, "prompt"),
-    ({"prompt": [True]}, "prompt"),
     ({"prompt": "abc", "suffix": "x"}, "suffix"),
     ({"prompt": "abc", "echo": True}, "echo"),
     ({"prompt": "abc", "logprobs": 21}, "logprobs"),
-    ({"prompt": [1] * 512}, "prompt"),
     ({"prompt": "abc", "max_tokens": 510}, "prompt"),
 ]
 
@@ -383,23 +361,6 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
     assert "typical" in last
     assert "[DONE]" not in answer.text
     assert whole.status_code == 400
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/models", "/v1/status", "/metrics", "/v1/sessions"])
-async def test_without_the_token_nothing_is_told(path: str) -> None:
-    async with world(Gate(token="secret")) as found:
-        answer = await found.client.request("POST" if path in (CHAT, TEXT) else "GET", path)
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert answer.json()["error"]["code"] == "invalid_api_key"
-
-
-async def test_a_page_of_another_site_gets_nothing() -> None:
-    async with world() as found:
-        answer = await found.client.post(CHAT, json=OK, headers={"origin": "https://evil.example"})
-        rebound = await found.client.get("/v1/models", headers={"host": "evil.example"})
-    assert answer.json()["error"]["code"] == "origin_not_allowed"
-    assert rebound.json()["error"]["code"] == "host_not_allowed"
 
 
 async def test_an_allowed_page_may_read_the_answer() -> None:

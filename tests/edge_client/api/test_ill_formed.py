@@ -57,7 +57,6 @@ class Shape:
     streamed: Callable[[list[Json]], tuple[str, list[tuple[str, Any]]]]
     ends: Callable[[Json], bool]  # the last event of a whole stream
     history: Callable[[Any], list[Json]]  # from arguments, as the client got them
-    field: str = "messages"
 
 
 def _chat_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
@@ -75,13 +74,6 @@ def _chat_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
     return content, [(name, strictly(text)) for name in names]
 
 
-def _responses(body: Json) -> tuple[str, list[tuple[str, Any]]]:
-    items = body["output"]
-    content = "".join(part["text"] for each in items for part in each.get("content", []))
-    calls = [each for each in items if each["type"] == "function_call"]
-    return content, [(each["name"], strictly(each["arguments"])) for each in calls]
-
-
 def _messages_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
     blocks = body["content"]
     calls = [(each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"]
@@ -94,14 +86,6 @@ def _messages_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
     text = "".join(each.get("partial_json", "") for each in deltas)
     calls = [(each["name"], strictly(text)) for each in begun if each["type"] == "tool_use"]
     return "".join(each.get("text", "") for each in deltas), calls
-
-
-def _ollama(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
-    messages = [each["message"] for each in found]
-    calls = [call["function"] for each in messages for call in each.get("tool_calls", [])]
-    return "".join(each["content"] for each in messages), [
-        (each["name"], each["arguments"]) for each in calls
-    ]
 
 
 def _openai_history(arguments: Any) -> list[Json]:
@@ -117,21 +101,10 @@ def result(role: str, call: str) -> Json:
     return {"role": role, "tool_call_id": call, "content": "cut \ud83d"}
 
 
-def _items(arguments: Any) -> list[Json]:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    call = {"type": "function_call", "call_id": "c", "name": "get", "arguments": text}
-    return [USER, call, {"type": "function_call_output", "call_id": "c", "output": "cut \ud83d"}]
-
-
 def _turns(arguments: Any) -> list[Json]:
     call = {"type": "tool_use", "id": "c", "name": "get", "input": arguments}
     told = {"type": "tool_result", "tool_use_id": "c", "content": "cut \ud83d"}
     return [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [told]}]
-
-
-def _ollama_history(arguments: Any) -> list[Json]:
-    call = {"function": {"name": "get", "arguments": arguments}}
-    return [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, result("tool", "c")]
 
 
 TOOLS = [{"type": "function", "function": FUNCTION}]
@@ -140,19 +113,10 @@ SHAPES = {
         "/v1/chat/completions", {"messages": [USER], "tools": TOOLS}, _chat_whole, _chat_streamed,
         lambda last: last["choices"][0]["finish_reason"] is not None, _openai_history,
     ),
-    "responses": Shape(
-        "/v1/responses", {"input": [USER], "tools": [{"type": "function", **FUNCTION}]}, _responses,
-        lambda found: _responses(found[-1]["response"]), lambda last: last["type"] == "response.completed",
-        _items, "input",
-    ),
     "messages": Shape(
         "/v1/messages",
         {"max_tokens": 500, "messages": [USER], "tools": [{"name": "get", "input_schema": SCHEMA}]},
         _messages_whole, _messages_streamed, lambda last: last["type"] == "message_stop", _turns,
-    ),
-    "ollama": Shape(
-        "/api/chat", {"messages": [USER], "tools": TOOLS}, lambda body: _ollama([body]), _ollama,
-        lambda last: bool(last["done"]), _ollama_history,
     ),
 }  # fmt: skip
 
@@ -213,7 +177,7 @@ async def test_half_a_pair_in_arguments_arrives_and_may_be_sent_back(
         return "done"
 
     async with scripted(script) as address:
-        body = {**shape.asked, shape.field: shape.history(arguments), "stream": False}
+        body = {**shape.asked, "messages": shape.history(arguments), "stream": False}
         answer = await post(address, shape.path, body)
     assert answer.status_code == 200, answer.text
     assert shape.whole(strictly(answer.content))[0] == "done"
@@ -233,22 +197,6 @@ async def test_a_name_with_half_a_pair_is_no_call(shape: Shape, name: str, is_fi
 async def test_a_number_beyond_the_greatest_is_null_where_json_has_none(shape: Shape) -> None:
     whole, streamed = await both(call_of(arguments='{"a": 1e999, "b": -1e999}', name_first=False), shape)
     assert whole == streamed == ("", [("get", {"a": None, "b": None})])
-
-
-@by_dialect
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-async def test_a_history_with_numbers_that_json_lacks_goes_on(shape: Shape, number: str) -> None:
-    prompts = list[str]()
-
-    def script(prompt: str) -> str:
-        prompts.append(prompt)
-        return "done"
-
-    arguments = {"a": float(number)}
-    async with scripted(script) as address:
-        body = {**shape.asked, shape.field: shape.history(arguments), "stream": False}
-        answer = await post(address, shape.path, body)
-    assert answer.status_code == 200, answer.text
 
 
 async def test_what_a_response_repeats_of_a_request_is_json() -> None:

@@ -83,15 +83,6 @@ async def test_editors_get_the_fields_that_they_read() -> None:
     assert chosen["timings/prompt_n"] + chosen["tokens_cached"] == len(PROMPT)
 
 
-async def test_a_stream_is_the_whole_text_in_pieces() -> None:
-    async with world(endpoints=Filling) as found:
-        body = {"input_prefix": "de", "input_suffix": "fd", "stream": True, **SAMPLED}
-        answer = await found.client.post("/infill", json=body)
-        events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: ")]
-    assert "".join(each["content"] for each in events) == written(**SAMPLED)
-    assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
-
-
 async def test_a_stream_goes_on_over_a_restart(tmp_path: Path) -> None:
     """Each line of the file may have been the last when the daemon was killed."""
     body = {"input_prefix": "de", "input_suffix": "fd", "stream": True, "n_predict": 20, **LONG}
@@ -149,10 +140,3 @@ async def test_wrong_fields_are_named(path: str, body: dict[str, Any], param: st
         answer = await found.client.post(path, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
-
-
-async def test_a_gap_too_large_for_the_context_is_told_as_such() -> None:
-    async with world(endpoints=Filling) as found:
-        answer = await found.post("a" * 600, suffix="d")
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -32,15 +32,6 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return [event for event in events if event["type"] != "ping"]
 
 
-async def test_a_stop_sequence_ends_a_text() -> None:
-    text = alone(ignore_eos=True)
-    stop = text[3:5]
-    async with world() as found:
-        body = (await post(found, stop_sequences=[stop], ignore_eos=True)).json()
-    assert body["content"][0]["text"] == text[: text.index(stop)]
-    assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", stop)
-
-
 async def test_more_tokens_than_fit_are_asked_for_by_agents_and_end_at_the_context() -> None:
     """Claude Code asks for 128,000."""
     async with world(num_slots=100) as found:
@@ -70,13 +61,9 @@ async def test_tokens_are_counted_after_the_template_also_if_they_are_too_many()
     ("path", "headers", "size", "status", "kind"),
     [
         (PATH, {}, 0, 401, "authentication_error"),
-        (f"{PATH}/count_tokens", {"x-api-key": "wrong"}, 0, 401, "authentication_error"),
         (PATH, {"x-api-key": "secret"}, 5000, 413, "request_too_large"),
         (f"{PATH}/batches", {"x-api-key": "secret"}, 0, 404, "not_found_error"),
-        (f"{PATH}/nothing", {"x-api-key": "secret"}, 0, 404, "not_found_error"),
-        (PATH, {"x-api-key": "secret", "origin": "https://evil.example"}, 0, 403, "permission_error"),
         (PATH, {"x-api-key": "secret"}, 0, 400, "invalid_request_error"),
-        (PATH, {"authorization": "Bearer secret"}, 0, 400, "invalid_request_error"),
     ],
 )  # fmt: skip
 async def test_errors_are_in_anthropics_shape(

@@ -11,7 +11,7 @@ import pytest
 
 from edge_client.formats.dialect import KEEP_ALIVE
 from tests.edge_client.api.served import TOKEN, Served, served
-from tests.edge_client.api.world import World, alone
+from tests.edge_client.api.world import alone
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -79,31 +79,6 @@ async def test_errors_are_the_sdks_own() -> None:
     async with client(token="wrong") as openai:
         with pytest.raises(sdk.AuthenticationError, match="is not this daemon's"):
             await openai.models.list()
-
-
-async def silent_for_a_while(world: World, stack: contextlib.AsyncExitStack) -> None:
-    """Let a named stream wait for a seat until keep-alive comments have come, then let it write."""
-    streams = world.api.streams.store
-    while (stream := streams.get("talk")) is None or stream.total_bytes < 1000:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    await stack.aclose()
-
-
-async def test_a_stream_that_is_silent_for_a_while_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)
-    async with served() as found, contextlib.AsyncExitStack() as stack:
-        openai = await stack.enter_async_context(sdk_of(found))
-        seats = await stack.enter_async_context(contextlib.AsyncExitStack())
-        admission = found.world.texts.admission
-        for _ in range(admission.seats):
-            await seats.enter_async_context(admission.place("somebody"))
-        silence = asyncio.create_task(silent_for_a_while(found.world, seats))
-        stream = await openai.chat.completions.create(
-            **TINY, messages=ABC, stream=True, extra_headers={"X-Conversation-Id": "talk"}
-        )
-        chunks = [chunk async for chunk in stream]
-        await silence
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == alone()
 
 
 def test_the_sdks_decoder_makes_no_event_of_a_comment() -> None:

@@ -16,7 +16,6 @@ import pytest
 from tests.edge_client.api.served import TOKEN, page_world
 from tests.edge_client.api.world import alone
 
-MAX_PAGE_BYTES = 100_000
 LONG = 400
 """Tokens: near to all that the tiny target has room for."""
 
@@ -35,9 +34,8 @@ def contents() -> dict[str, str]:
 # The files --------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_small_and_names_no_other_host() -> None:
+def test_the_page_names_no_other_host() -> None:
     found = contents()
-    assert sum(len(text.encode()) for text in found.values()) < MAX_PAGE_BYTES
     for name, text in found.items():
         outside = {
             url for url in re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"')]*", text) if "w3.org" not in url

@@ -67,21 +67,6 @@ async def test_response_metrics_and_log_tell_the_same_numbers(caplog: pytest.Log
             assert line[name] == pytest.approx(response[name], abs=0.5 if name.endswith("_ms") else 0.001)
 
 
-async def test_models_are_the_pair_and_each_of_its_halves() -> None:
-    async with world() as found:
-        models = (await found.client.get("/v1/models")).json()
-        one = (await found.client.get("/v1/models/tiny@tiny-draft")).json()
-    assert [(model["id"], model["meta"]["writer"]) for model in models["data"]] == [
-        ("tiny@tiny-draft", "split"),
-        ("tiny", "target"),
-        ("tiny-draft", "draft"),
-        ("default", "split"),
-    ]
-    assert one == models["data"][0]
-    assert one["meta"]["max_positions"] == one["meta"]["n_ctx_train"] == 512
-    assert one["context_length"] == one["max_model_len"] == 512
-
-
 @pytest.mark.parametrize(
     ("told", "shown"),
     [("/srv/models/tiny", "tiny"), ("../tiny/", "tiny"), ("org/tiny", "org/tiny")],
@@ -98,8 +83,7 @@ async def test_a_models_id_holds_no_path_and_what_was_good_before_stays_good(tol
     assert [answer.status_code for answer in answers] == [200] * len(answers)
 
 
-@pytest.mark.parametrize("base", ["", "/v1"])
-@pytest.mark.parametrize("field", ["content", "prompt"])
+@pytest.mark.parametrize(("base", "field"), [("", "content"), ("/v1", "prompt")])
 async def test_texts_become_tokens_and_tokens_texts(base: str, field: str) -> None:
     async with world() as found:
         answer = await found.client.post(f"{base}/tokenize", json={field: "abc"})

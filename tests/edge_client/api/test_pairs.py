@@ -223,15 +223,6 @@ async def test_an_ambiguous_name_has_one_meaning_and_a_qualified_one_says_which(
         assert listed in await it.models()
 
 
-async def test_a_model_may_have_the_name_of_one_of_anthropics() -> None:
-    """Claude Code's names for its models then choose between pairs. Other such names mean the default."""
-    pair = "claude-haiku-4-5"
-    async with two_pairs(targets=("first", "claude-tiny"), pairs=("one", pair)) as it:
-        for name in (pair, "claude-tiny", f"{pair}/draft"):
-            assert (await it.text(name, max_tokens=1))[0] == name
-        assert (await it.text("claude-opus-5-5", max_tokens=1))[0] == "one"
-
-
 async def test_a_target_that_has_not_told_its_name_yet_is_waited_for() -> None:
     async with two_pairs() as it:
         verifier = it.texts["two"].verifiers
@@ -338,19 +329,6 @@ async def test_a_stream_of_a_pair_that_is_gone_is_dropped_with_a_warning(
     assert answer.status_code == 404
     assert any("two" in record.getMessage() for record in caplog.records)
     assert filled(tmp_path) == []
-
-
-async def test_a_text_is_watched_whichever_pair_writes_it() -> None:
-    async with two_pairs(step_time=0.01) as it:
-        writing = asyncio.create_task(it.text("two"))
-        async with asyncio.timeout(30):
-            while not (live := list(it.texts["two"].live)):  # noqa: ASYNC110 - nothing announces its beginning
-                await asyncio.sleep(0.001)
-        answer = await it.client.get(f"/v1/sessions/{live[0]}/tree")
-        await writing
-    assert answer.status_code == 200
-    told = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    assert told[-1]["figures"]["tokens"] == 60
 
 
 async def test_one_ready_pair_is_enough_and_else_each_says_why() -> None:

@@ -43,9 +43,7 @@ async def test_an_expected_text_costs_few_target_steps_and_no_draft(given: dict[
     assert told["accepted_prediction_tokens"] > LENGTH / 2
 
 
-@pytest.mark.parametrize(
-    "prediction", ["", "a" * 200, "fedcba" * 40, TEXT[:10] + "c" + TEXT[20:], "no letters"]
-)
+@pytest.mark.parametrize("prediction", ["", "fedcba" * 40, TEXT[:10] + "c" + TEXT[20:], "no letters"])
 @pytest.mark.parametrize("temperature", [0, 1.2])
 async def test_the_text_does_not_depend_on_what_was_expected(prediction: str, temperature: float) -> None:
     given: dict[str, Any] = {"temperature": temperature, "seed": 3}
@@ -78,24 +76,14 @@ async def test_it_is_kept_with_the_text_that_goes_on_after_a_restart() -> None:
     assert again.requests[0].references == (tuple(Letters().tokenize(TEXT, False)),)
 
 
-async def test_the_second_turn_of_a_chat_finds_the_first_one_cached() -> None:
-    async with world() as found:
-        first = await found.chat("abcdef" * 5)
-        second = await found.chat("abcdef" * 5 + "fed")
-    told = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, second)]
-    assert told == [0, 30]
-
-
 @pytest.mark.parametrize(
     ("given", "param"),
     [
         ({"prediction": "abc"}, "prediction"),
         ({"prediction": {"type": "image"}}, "prediction.type"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
-        ({"prediction": {"type": "content", "content": [{"type": "text"}, 5]}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content"),
         ({"forerun": {"reference": 5}}, "forerun.reference"),
-        ({"forerun": {"reference": ["a", None]}}, "forerun.reference"),
         ({"forerun": {"reference": ["a"] * 65}}, "forerun.reference"),
     ],
 )

@@ -21,7 +21,6 @@ from edge_client.texts.resume import Journal
 from tests.edge_client.api.test_durable import WHOLE, again_of, begin, filled
 from tests.edge_client.api.test_responses import check, create, parsed, text_of
 from tests.edge_client.api.world import World, alone, world
-from tests.edge_client.texts.test_resume import room
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc, pytest.mark.sdk]
 
@@ -53,14 +52,6 @@ async def test_a_stream_goes_on_after_a_stop_and_can_be_continued(tmp_path: Path
     async with daemon(tmp_path) as found:
         last = await create(found, input="e", previous_response_id=more["id"])
     assert text_of(last) == alone(f"abc{WHOLE}d{text_of(more)}e", temperature=0)
-
-
-async def test_a_full_disk_ends_no_text(tmp_path: Path) -> None:
-    async with daemon(tmp_path) as found:
-        with room(0):
-            first = await create(found)
-        assert not filled(tmp_path / "responses")
-        assert (await found.client.get(f"/v1/responses/{first['id']}")).json() == first
 
 
 async def test_a_stream_that_is_removed_keeps_no_response(tmp_path: Path) -> None:
@@ -115,15 +106,6 @@ def test_a_response_is_kept_for_its_time_over_a_restart(tmp_path: Path) -> None:
     assert [file.stem for file in tmp_path.iterdir()] == [second]
 
 
-def test_an_old_response_leaves_the_disk_also_if_nobody_asks_for_one(tmp_path: Path) -> None:
-    wall = Wall()
-    store = StoredResponses(60.0, tmp_path, wall=wall)
-    keep(store, 1)
-    wall.now += 61
-    second = keep(store, 2)
-    assert [file.stem for file in tmp_path.iterdir()] == [second]
-
-
 def test_the_oldest_are_dropped_first(tmp_path: Path) -> None:
     store = StoredResponses(folder=tmp_path, most=2)
     names = [keep(store, number) for number in range(3)]
@@ -152,23 +134,3 @@ def test_a_damaged_file_is_dropped(tmp_path: Path, damaged: bytes) -> None:
     (tmp_path / "folder").mkdir()
     assert is_kept(StoredResponses(folder=tmp_path), name)
     assert sorted(each.stem for each in tmp_path.iterdir()) == ["folder", name]
-
-
-class Counting(StoredResponses):
-    """Notes which responses are read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.read = list[str]()
-
-    def get(self, name: str) -> Json:
-        self.read.append(name)
-        return super().get(name)
-
-
-def test_a_response_is_read_once_for_all_items_of_a_request() -> None:
-    store, item = Counting(), {"type": "message", "id": "msg_1_0", "role": "assistant", "content": []}
-    name = keep(store, 1, output=[item])
-    reference = {"type": "item_reference", "id": "msg_1_0"}
-    assert store.continued({"input": [reference] * 100})["input"] == [item] * 100
-    assert store.read == [name]

@@ -68,13 +68,6 @@ async def test_the_tree_grows_is_pruned_and_tells_what_became_text() -> None:
     assert [each["tokens"] for each in figures] == sorted(each["tokens"] for each in figures)
 
 
-async def test_a_draft_that_writes_alone_has_figures_and_no_tree() -> None:
-    events, answer, end = await watched(model="tiny-draft")
-    assert answer["forerun"]["mode"] == "device-only"
-    assert not any("tree" in event for event in events)
-    assert end == b"data: [DONE]"
-
-
 async def test_a_watcher_that_leaves_harms_nothing() -> None:
     body = {"prompt": "abc", "max_tokens": LENGTH, "temperature": 0}
     async with (

@@ -284,16 +284,6 @@ def test_a_call_may_follow_a_thought_and_must_if_the_prompt_holds_its_beginning(
     assert not accepts(found, must, call)
 
 
-def test_the_thought_of_gpt_oss_ends_its_message_before_the_call() -> None:
-    found, tools = known("gpt-oss")[0], [Tool("get", "", {"type": "object", "properties": {}})]
-    thought = Thought("<|channel|>analysis<|message|>", "<|end|>", is_open=False)
-    call = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}<|call|>"
-    matcher = required("gpt-oss", tools, True, thought)
-    assert accepts(found, matcher, f"<|channel|>analysis<|message|>well<|end|><|start|>assistant{call}")
-    assert accepts(found, matcher, call)
-    assert not accepts(found, matcher, f"<|channel|>analysis<|message|>well<|end|>{call}")
-
-
 @pytest.mark.parametrize(
     ("prefix", "source", "expected"),
     [

@@ -108,12 +108,6 @@ def test_the_control_tokens_of_a_real_model_stay_texts() -> None:
         assert contents.tokenize(plain, "") == words.tokenize(plain, True)
 
 
-@given(st.sets(st.text("a<|.", min_size=1), min_size=1), st.text("a<|."))
-def test_of_several_texts_at_a_place_the_longest_is_found(texts: set[str], text: str) -> None:
-    longest_first = "|".join(map(re.escape, sorted(texts, key=len, reverse=True)))
-    assert re.findall(any_of(texts), text) == re.findall(longest_first, text)
-
-
 def test_a_search_takes_no_longer_with_more_control_tokens() -> None:
     pattern = re.compile(any_of([f"<unused{number}>" for number in range(6000)]))
     begun = time.thread_time()

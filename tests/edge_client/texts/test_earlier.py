@@ -85,13 +85,6 @@ async def test_only_the_newest_tokens_are_kept(path: Path) -> None:
     assert len(EarlierTexts(1000, path, PRINT).index) == 102
 
 
-async def test_without_a_path_nothing_is_written(path: Path) -> None:
-    texts = EarlierTexts(1000)
-    write_text(texts, 1, 2, 3)
-    await texts.close()
-    assert not path.parent.exists()
-
-
 async def test_a_daemon_without_a_text_leaves_the_file_alone(path: Path) -> None:
     await saved(path, 1, 2, 3)
     await EarlierTexts(1000, path, b"other").close()

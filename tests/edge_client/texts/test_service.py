@@ -180,11 +180,6 @@ async def test_what_proposes_where_the_draft_model_takes_no_part(
     assert seats.num_taken == 0
 
 
-async def test_a_device_without_a_draft_model_proposes_repeats_although_the_model_is_asked_for() -> None:
-    session = await session_of(texts(), replace(REQUEST, policy="tree"))
-    assert (session.policy.name, session.config.recall, session.config.has_drafter) == ("tree", True, False)
-
-
 @pytest.mark.parametrize("orders", [Orders.NONE, Orders.REMOTE_OFF])
 async def test_a_device_without_a_draft_model_does_not_write_alone(orders: Orders) -> None:
     found = texts()
