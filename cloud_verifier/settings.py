@@ -136,9 +136,7 @@ class TargetSection:
         low=0.0,
         high=1.0,
     )
-    step_floor: float = setting(
-        0.0, "least time of every step, to imitate a larger target", unit="milliseconds", low=0.0
-    )
+    step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
     attention: str = setting(
         "auto",
         "attention backend; auto: triton on a CUDA device, else torch_ref (docs/gpu.md)",
@@ -238,10 +236,6 @@ class TargetSection:
         else:
             own = folder.resolve().name if folder.is_dir() else self.path
         return model_name(self.name or own)
-
-    @property
-    def step_floor_time(self) -> float:
-        return self.step_floor / 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,11 +388,6 @@ class OperationsSection:
     )
     log_format: str = setting("text", "text lines, or a JSON object a line", choices=LOG_FORMATS)
     json: bool = setting(False, "print one line of JSON in place of sentences once the verifier listens")
-    core: int | None = setting(
-        None,
-        "processor core to run on (Linux), for measuring two programs side by side on one machine",
-        form="a core's number",
-    )
 
     def __post_init__(self) -> None:
         check_section(self)

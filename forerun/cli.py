@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
@@ -176,8 +176,13 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
     options = parser.parse_args(argv)
     level = (options.log_level or "warning").upper()
     logging.basicConfig(level=level, format="%(levelname).1s %(name)s: %(message)s")
+    return reported(lambda: options.run(options))
+
+
+def reported(command: Callable[[], int | None]) -> int:
+    """Run a command and report its error as a sentence on standard error. Return as `main`."""
     try:
-        code: int = options.run(options)
+        return command() or 0
     except ForerunError as error:
         print(f"forerun: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -193,4 +198,3 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
     except BrokenPipeError:  # the reader, `head` for example, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return code

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from common.acceptance import LOSSLESS, AcceptanceRule
 from common.config.merge import Loaded
 from common.config.pages import flags_from
 from common.errors import UserError
@@ -128,11 +127,6 @@ def read_fields(options: argparse.Namespace, settings: type[Settings]) -> Settin
 
 # Sampling --------------------------------------------------------------------------------------------------
 
-LOSSLESS_RULES = ", ".join(rule.title for rule in LOSSLESS)
-LOSSY_RULES = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
-RULES_IN_WORDS = f"{LOSSLESS_RULES}; lossy rules, which change the text: {LOSSY_RULES}"
-"""Lists the acceptance rules for help texts."""
-
 SAMPLING = "sampling"
 
 
@@ -159,26 +153,6 @@ class SamplingOptions:
 
 
 # Shared options --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoreOption:
-    """Declares the processor core of a process."""
-
-    core: int | None = option(None, "processor core to run on (Linux only; default: any)", "N")
-
-
-def pin_to_core(core: int | None) -> None:
-    """Keep this process on one core. Raise `UserError` if the core or the system call does not exist."""
-    if core is None:
-        return
-    if not hasattr(os, "sched_setaffinity"):
-        raise UserError("--core needs Linux; omit it on this system")
-    try:
-        os.sched_setaffinity(0, {core})
-    except OSError as error:
-        cores = sorted(os.sched_getaffinity(0))
-        raise UserError(f"--core {core} is not available; this process may use {cores}") from error
 
 
 def number_or_auto(value: str) -> int | None:

@@ -22,7 +22,6 @@ from cloud_verifier.settings import VerifierConfig, from_ray
 from cloud_verifier.telemetry.monitor import DENIED
 from common.privacy import Privacy
 from forerun.commands.verify import check, logged
-from forerun.options import pin_to_core
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetEngine
@@ -42,7 +41,6 @@ class Verifier(RayFace):
         self, config: VerifierConfig, loading: Load = load
     ) -> None:
         check(config)
-        pin_to_core(config.operations.core)
         self._stack = contextlib.AsyncExitStack()  # never closed: Ray ends the process
         self._stack.enter_context(logged(config))
         engine, table = loading(config)

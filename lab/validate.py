@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -13,10 +13,11 @@ from typing import Any
 
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
+from edge_client.formats.detokenizer import spelled
 from forerun import demo_pair
 from forerun.options import REQUIRED, add_command, option, write_out
 from forerun.prompts import bundled, some_of
-from forerun.rig import Rig, RigSettings, check_models
+from forerun.rig import Rig, RigSettings, check_models, words_of
 from forerun.terminal import note, table
 from simulator.drafts import ReplayedDraft, recorded_draft
 from simulator.figures import pace
@@ -129,6 +130,7 @@ class RecordedSetting:
 
     draft: ReplayedDraft
     texts: tuple[RecordedText, ...]
+    spelled: tuple[str, ...]  # the texts in characters
 
 
 async def _record(options: ValidateOptions, prompts: Sequence[str], temperature: float) -> RecordedSetting:
@@ -145,7 +147,9 @@ async def _record(options: ValidateOptions, prompts: Sequence[str], temperature:
     if await process.wait():
         raise LocalError("the recording failed; see its message above")
     recording = read_recording(path)
-    return RecordedSetting(recorded_draft(path.name, recording), recording.texts)
+    with words_of(options.draft) as words:
+        texts = tuple(spelled(words, text.tokens) for text in recording.texts)
+    return RecordedSetting(recorded_draft(path.name, recording), recording.texts, texts)
 
 
 async def _measure_all(
@@ -172,7 +176,7 @@ async def _own_rtt(rig: Rig, prompts: Sequence[str], options: ValidateOptions) -
     rig.link.rtt(0.0)
     sampling = options.sampling(0.0)
     await rig.complete(prompts[0], "chain", sampling)  # connections and caches are warm now
-    found = [(await rig.complete(prompt, "chain", sampling))["smoothed_rtt_ms"] for prompt in prompts]
+    found = [(await rig.complete(prompt, "chain", sampling))["rtt_ms"] for prompt in prompts]
     return float(median(found)) / 1e3
 
 
@@ -180,7 +184,8 @@ def compare(
     setting: ValidationSetting, runs: Sequence[dict[str, Any]], recorded: RecordedSetting, own_rtt: float
 ) -> dict[str, Any]:
     """Return the row of one setting. `runs` are `done` events of the recording's first texts, in order."""
-    draft_step, target_step = _line(runs, "draft_times"), _line(runs, "target_times")
+    draft_step = _line(runs, "drafted", "draft_steps", "draft_time")
+    target_step = _line(runs, "evaluated", "target_steps", "compute_time")
     world = World(
         link=_link(setting, own_rtt),
         device=DeviceSpec(*draft_step),
@@ -189,7 +194,6 @@ def compare(
     )
     simulated = list(_simulate(world, setting, recorded.texts[: len(runs)], len(recorded.texts)))
     measured, predicted = pace(runs), pace(simulated)
-    texts = [list(text.tokens) for text in recorded.texts]
     return {
         "setting": str(setting),
         **asdict(setting),
@@ -203,17 +207,14 @@ def compare(
         "draft_ms_per_node": round(draft_step.per_row * 1e3, 3),
         "step_ms": round(target_step.fixed * 1e3, 3),
         "step_ms_per_node": round(target_step.per_row * 1e3, 3),
-        "identical": all(run["tokens"] == text for run, text in zip(runs, texts, strict=False)),
+        "identical": all(run["text"] == text for run, text in zip(runs, recorded.spelled, strict=False)),
     }
 
 
-def _line(runs: Iterable[dict[str, Any]], times: str) -> StepTimeLine:
-    """Fit the step time of one kind; zero without steps (the draft of `off`)."""
-    groups = [
-        (int(rows), count, run[times]["totals"][rows])
-        for run in runs
-        for rows, count in run[times]["counts"].items()
-    ]
+def _line(runs: Sequence[dict[str, Any]], rows: str, steps: str, seconds: str) -> StepTimeLine:
+    """Fit the step time of one kind to the runs' means; zero without steps (the draft of `off`)."""
+    stats = [run["stats"] for run in runs if run["stats"][steps]]
+    groups = [(each[rows] / each[steps], each[steps], each[seconds]) for each in stats]
     return fit_line(groups) if groups else StepTimeLine(0.0, 0.0)
 
 

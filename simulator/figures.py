@@ -40,12 +40,14 @@ class Figures:
     identical: bool  # every text is the target's alone
 
 
-def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]]) -> Figures:
-    """Compute figures from one scheme's `done` events; `references` are the target's own texts, in order."""
-    count = sum(len(run["tokens"]) for run in runs)
+def figures(runs: Sequence[dict[str, Any]], references: Sequence[Any]) -> Figures:
+    """Compute figures from one scheme's runs; `references` are the target's own texts, in order: characters
+    of measured runs, tokens of simulated ones."""
+    count = sum(len(run["arrivals_ms"]) for run in runs)
     windows = np.concatenate([window_paces(run["arrivals_ms"]) for run in runs])
     usual, slow = np.percentile(windows, (50, 95)) if len(windows) else (math.nan, math.nan)
-    total = {key: sum(run["stats"][key] for run in runs) for key in runs[0]["stats"]}
+    keys = ("target_steps", "evaluated", "proposed", "drafted")
+    total = {key: sum(run["stats"][key] for run in runs) for key in keys}
     return Figures(
         ms_per_token=pace(runs),
         ms_per_token_p50=float(usual),
@@ -58,7 +60,7 @@ def figures(runs: Sequence[dict[str, Any]], references: Sequence[Sequence[int]])
         acceptance_length=count / total["target_steps"] if total["target_steps"] else 0.0,
         bytes_up_per_token=sum(run["link_bytes_up"] for run in runs) / count,
         bytes_down_per_token=sum(run["link_bytes_down"] for run in runs) / count,
-        identical=all(list(run["tokens"]) == list(text) for run, text in zip(runs, references, strict=True)),
+        identical=all(run["text"] == text for run, text in zip(runs, references, strict=True)),
     )
 
 
@@ -68,7 +70,7 @@ def pace(runs: Sequence[dict[str, Any]]) -> float:
     NaN if no text has two tokens.
     """
     spans = sum(run["arrivals_ms"][-1] - run["arrivals_ms"][0] for run in runs)
-    later = sum(len(run["tokens"]) - 1 for run in runs)
+    later = sum(len(run["arrivals_ms"]) - 1 for run in runs)
     return float(spans / later) if later else math.nan
 
 
@@ -120,9 +122,9 @@ class SessionResult:
     bytes_down: int
 
     def as_run(self) -> dict[str, Any]:
-        """Return the run as `figures` reads it: an edge's `done` event, times in milliseconds."""
+        """Return the run as `figures` reads it, times in milliseconds."""
         return {
-            "tokens": self.tokens,
+            "text": self.tokens,
             "arrivals_ms": [1e3 * arrival for arrival in self.arrivals],
             "stats": asdict(self.stats),
             "link_bytes_up": self.bytes_up,

@@ -353,7 +353,7 @@ class StepTimeLine(NamedTuple):
     per_row: float
 
 
-def fit_line(groups: Iterable[tuple[int, int, float]]) -> StepTimeLine:
+def fit_line(groups: Iterable[tuple[float, int, float]]) -> StepTimeLine:
     """Fit by least squares over steps in groups of (rows, number of steps, total seconds).
 
     More rows never take less time: a line that falls becomes flat. Raises `LocalError` for no steps.

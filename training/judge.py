@@ -51,7 +51,7 @@ answer. Train a judge to tell these apart.
 
   forerun judge train --tasks tasks.json --answer number --out judge.json
   forerun verify --model path/to/model --allow-rule judge --judge judge.json
-  forerun edge complete ... --acceptance judge"""
+  curl http://127.0.0.1:8080/v1/completions ... "forerun": {"acceptance": "judge"}"""
 
 CHECK = """\
 Let the target answer tasks alone and under acceptance rules, on the real stack. Report how many tokens a
@@ -222,7 +222,7 @@ def _trained(options: JudgeTrainOptions, found: Fit) -> str:
 
 
 Run = dict[str, Any]
-"""A `done` event of `forerun edge pipe`."""
+"""A run of the rig."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,17 +265,10 @@ async def _measure(options: JudgeCheckOptions, tasks: Sequence[str]) -> list[Rul
     async with Rig(settings) as rig:
         for rule in (COUPLED.title, *options.acceptance):
             note(f"{len(tasks)} tasks under {rule}")
-            runs = [await _run(rig, task, options.policy, sampling, rule) for task in tasks]
+            runs = [await rig.complete(task, options.policy, sampling, acceptance=rule) for task in tasks]
             own = own or runs
             figures.append(_figures(rule, tasks, own, runs, answer_of))
     return figures
-
-
-async def _run(rig: Rig, task: str, policy: str, sampling: dict[str, Any], rule: str) -> Run:
-    """Return the `done` event with the text that was shown, which lacks the end token's."""
-    events = [event async for event in rig.events(task, policy, sampling, acceptance=rule)]
-    shown = "".join(event["text"] for event in events if event["event"] == "text")
-    return {**events[-1], "text": shown}
 
 
 def _figures(
@@ -289,8 +282,8 @@ def _figures(
         raise UserError("the target's own texts have no answer to any task; give other tasks or --answer")
     return RuleFigures(
         rule,
-        sum(len(run["tokens"]) for run in runs) / sum(run["stats"]["target_steps"] for run in runs),
-        fmean(run["tokens"] != other["tokens"] for run, other in zip(runs, own, strict=True)),
+        sum(len(run["arrivals_ms"]) for run in runs) / sum(run["stats"]["target_steps"] for run in runs),
+        fmean(run["text"] != other["text"] for run, other in zip(runs, own, strict=True)),
         fmean(one != other for one, other in pairs),
         fmean(answer is not None for answer in answers),
     )

@@ -200,8 +200,8 @@ def _load_gguf(
 
 
 def floored(engine: TargetEngine, target: TargetSection) -> TargetEngine:
-    """Return the engine, slowed to the least time of a step if that is set."""
-    return FlooredEngine(engine, target.step_floor_time) if target.step_floor else engine
+    """Return the engine, slowed to the least time of a step if the rig sets one."""
+    return FlooredEngine(engine, target.step_floor) if target.step_floor else engine
 
 
 def info_of(config: VerifierConfig, engine: TargetEngine) -> TargetInfo:

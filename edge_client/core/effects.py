@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -333,18 +333,6 @@ class SessionStats:
     def acceptance_length(self) -> float:
         """Committed tokens per target step (vLLM counts it so)."""
         return self.committed / self.target_steps if self.target_steps else 0.0
-
-
-@dataclass(slots=True)
-class StepTimeSums:
-    """Sums step times by the number of rows. Steps that read a prompt or a text are excluded."""
-
-    counts: dict[int, int] = field(default_factory=dict)
-    totals: dict[int, float] = field(default_factory=dict)  # seconds
-
-    def add(self, rows: int, seconds: float) -> None:
-        self.counts[rows] = self.counts.get(rows, 0) + 1
-        self.totals[rows] = self.totals.get(rows, 0.0) + seconds
 
 
 @dataclass(slots=True)

@@ -51,7 +51,6 @@ from edge_client.core.effects import (
     SessionConfig,
     SessionStats,
     StartDrafter,
-    StepTimeSums,
 )
 from edge_client.core.growth import Growth
 from edge_client.core.offline import Offline
@@ -150,8 +149,6 @@ class EdgeSession:
         self.policy = policy
         self.state = StreamState.NEW
         self.stats = SessionStats()
-        self.draft_times = StepTimeSums()
-        self.target_times = StepTimeSums()  # by this session's rows, as the verifier reports them
         self._growth = Growth(config, policy, shared, chances, pace, sources)
         self.tree, self.view = self._growth.tree, self._growth.view
         self.calibration = self._growth.calibration
@@ -233,8 +230,6 @@ class EdgeSession:
         rested = math.inf if self._draft_ended_at is None else self._draft_began_at - self._draft_ended_at
         took = self._end_draft_step(len(expansions), now)
         view.is_paced = view.pace.sample(len(expansions), took, reading, rested)
-        if view.is_paced:
-            self.draft_times.add(len(expansions), took)
         view.num_unread -= self._reads_now
         self.stats.read += reading.num_tokens
         self._hindrance = None
@@ -466,7 +461,6 @@ class EdgeSession:
                 self._note_contention(compute_time, came_at)
             if steps == 1:
                 self.view.server.learn(message)
-                self.target_times.add(message.evaluated, compute_time)
         stats.queue_time += queue_time * steps
         stats.compute_time += compute_time * steps
 

@@ -28,7 +28,10 @@ class TextFigures:
     draft_read: int = 0  # tokens of the prompt and of the text that the draft model evaluated
     proposed: int = 0  # sent to the verifier
     wasted: int = 0  # proposed and not accepted
+    draft_steps: int = 0
+    drafted: int = 0  # rows of the draft model
     target_steps: int = 0
+    evaluated: int = 0  # rows of the target, tips included
     acceptance_length: float = 0.0  # tokens by the target per target step
     acceptance_rate: float = 0.0  # accepted of proposed
     elapsed_ms: float = 0.0
@@ -112,7 +115,10 @@ class TextAccount:
             draft_read=stats.read,
             proposed=stats.proposed,
             wasted=max(0, stats.proposed - stats.accepted),
+            draft_steps=stats.draft_steps,
+            drafted=stats.drafted,
             target_steps=stats.target_steps,
+            evaluated=stats.evaluated,
             acceptance_length=stats.acceptance_length,
             acceptance_rate=stats.accepted / stats.proposed if stats.proposed else 0.0,
             elapsed_ms=elapsed * 1e3,

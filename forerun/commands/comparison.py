@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.commands.edge import DEVICE
-from forerun.rig import Rig
+from forerun.rig import DEVICE, Rig
 from simulator.figures import Figures, figures, pace
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
@@ -21,7 +20,7 @@ NO_POLICIES: Mapping[str, str] = {}
 
 Progress = Callable[[str], None]
 Runs = dict[str, list[dict[str, Any]]]
-"""The `done` events of all prompts, by scheme."""
+"""The runs of all prompts, by scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ async def compare(
     own = {HEADS_ALONE: "off", FORERUN: policy} if guessing is not None else NO_POLICIES
     policies = {SERVER_STREAMING: "off"} | ({} if own else {FORERUN: policy})
     found = await measure(rig, prompts, sampling, policies, Search(), progress, guessing, own)
-    references = [run["tokens"] for run in found.runs[SERVER_STREAMING]]
+    references = [run["text"] for run in found.runs[SERVER_STREAMING]]
     order = [name for name in (SERVER_STREAMING, SYNC_BEST, HEADS_ALONE, FORERUN) if name in found.runs]
     schemes = {name: figures(found.runs[name], references) for name in order}
     return SchemeComparison(schemes, found.best_block, found.blocks)

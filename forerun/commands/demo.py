@@ -13,8 +13,7 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.core.policies import make_policy
-from edge_client.formats.detokenizer import TextSpan, TokenOrigin
-from edge_client.texts.events import PreviewAdded, TextAdded
+from edge_client.texts.events import TextAdded
 from forerun import demo_pair
 from forerun.chat.display import Silent, legend, new_display
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
@@ -108,7 +107,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: DemoOptions) -> int:
     check_models(Path(options.target), Path(options.draft))
-    sampling = {**asdict(options.sampling), "logit_bias": [], "stop_token_ids": []}
+    sampling = asdict(options.sampling)
     if options.page:
         return asyncio.run(_page(options, options.open))
     asyncio.run(_demo(options, sampling))
@@ -166,13 +165,10 @@ async def _write(
             print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
         display = new_display(painter, origin=True, prompt=prompt) if show else Silent()
         parts = [prompt]
-        async for event in rig.events(prompt, policy, sampling, ahead=show):
-            if event["event"] == "text":
-                parts.append(event["text"])
-                origin = TokenOrigin.DRAFTED if event["drafted"] else TokenOrigin.SERVER
-                display.take(TextAdded((TextSpan(event["text"], origin),)))
-            elif event["event"] == "ahead":
-                display.take(PreviewAdded(0, (event["text"],)))
+        async for _, event in rig.events(prompt, policy, sampling):
+            display.take(event)
+            if isinstance(event, TextAdded):
+                parts.append(event.text)
         display.close()
         texts.append("".join(parts))
     return texts

@@ -9,37 +9,63 @@ import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
 from common.privacy import LEVELS, Privacy
 from common.wire.options import host_and_port, is_loopback
 from edge_client.network.addresses import parse_address
 from edge_client.process.paths import find_paths
-from forerun.commands.edge import TlsOptions
 from forerun.options import (
     REQUIRED,
-    CoreOption,
     DraftOptions,
     JsonOption,
     add_command,
     check_free,
     option,
-    pin_to_core,
 )
+
+if TYPE_CHECKING:
+    from edge_client.network.client_tls import TlsSettings
 
 DESCRIPTION = """\
 Serve edges as a verifier does, and draft for the verifier behind with a middle model: larger than the edges'
 drafts, smaller than the target, with the target's tokens. The text is the verifier's own (docs/relay.md).
 
   forerun relay --verifier verifier.example.org:50051 --tls --model middle.gguf --listen 127.0.0.1:50052
-  forerun edge complete --verifier 127.0.0.1:50052 --draft draft.gguf --prompt 'Once'"""
+  forerun edge --verifier 127.0.0.1:50052 --draft draft.gguf"""
 
 SERVING = "serving"
+TLS = "TLS"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayOptions(TlsOptions, CoreOption, JsonOption, DraftOptions):
+class TlsOptions:
+    """Declares trusted CAs, the edge's own identity, and whether plain text may leave the machine."""
+
+    tls: bool = option(False, "use TLS; the system's CAs are trusted unless --tls-ca is given", group=TLS)
+    tls_ca: Path | None = option(None, "PEM file with the verifier's CA", "FILE", group=TLS)
+    tls_cert: Path | None = option(None, "PEM file with this edge's certificate", "FILE", group=TLS)
+    tls_key: Path | None = option(None, "PEM file with the private key of --tls-cert", "FILE", group=TLS)
+    tls_name: str = option("", "name in the verifier's certificate (default: the host)", "NAME", group=TLS)
+    token_file: Path | None = option(None, "file with a token, sent only over TLS", "FILE", group=TLS)
+    insecure: bool = option(False, "allow unencrypted traffic to another machine", group=TLS)
+
+    @property
+    def channel_tls(self) -> TlsSettings | None:
+        """Return the TLS settings; None for plain text. Raise `UserError`."""
+        from edge_client.network.client_tls import TlsSettings
+
+        found = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_name, self.token_file)
+        if not (self.tls or any(found)):
+            return None
+        if self.insecure:
+            raise UserError("--insecure allows plain text, but other options request TLS; give one")
+        return TlsSettings(*found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOptions(TlsOptions, JsonOption, DraftOptions):
     """Declares the verifier behind, the middle model, and the port for edges."""
 
     verifier: str = option(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
@@ -78,7 +104,6 @@ def _run(options: RelayOptions) -> int:
     if (options.serve_cert is None) != (options.serve_key is None):
         raise UserError("--serve-cert and --serve-key belong together; give both or neither")
     check_free("--listen", options.listen)
-    pin_to_core(options.core)
     asyncio.run(_serve(options))
     return 0
 

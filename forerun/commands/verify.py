@@ -21,7 +21,7 @@ from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing
-from forerun.options import check_free, pin_to_core
+from forerun.options import check_free
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetInfo
@@ -65,9 +65,13 @@ def config_of(options: argparse.Namespace) -> VerifierConfig:
 
 
 def run(options: argparse.Namespace) -> int:
-    config = with_local_file(config_of(options))
+    return serve_config(config_of(options))
+
+
+def serve_config(config: VerifierConfig) -> int:
+    """Load the target and serve it until a signal comes. Raise `UserError`."""
+    config = with_local_file(config)
     check(config)
-    pin_to_core(config.operations.core)
     signal.signal(signal.SIGTERM, _leave)  # until it serves, and drains
     from cloud_verifier.server.serving import load, serve, use_torch
 
@@ -171,7 +175,4 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
         lines.append("Equal requests may get different texts at near ties (docs/determinism.md).")
     if lossy := [rule.title for rule in config.server.rules if not rule.lossless]:
         lines.append(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.")
-    if config.target.step_floor:
-        least = f"{config.target.step_floor:g} ms"
-        lines.append(f"Every step takes at least {least}, to imitate a larger target.")
     print("\n".join(lines), flush=True)

@@ -1,6 +1,6 @@
 """Runs many edges in one event loop, each on its own connection, as clients of a load.
 
-    python -m lab.bench.clients --core 0
+    python -m lab.bench.clients
 
 Sessions, policies and the wire are the product's; only the drafts come from `lab.bench.oracle`. The
 process reads lines of JSON from standard input: `{"do": "learn", ...}` brings the texts, `{"do": "run",
@@ -29,7 +29,7 @@ from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.network.generation import Generation
-from forerun.options import CoreOption, add_fields, pin_to_core
+from forerun.cli import reported
 from forerun.rig import json_lines
 from lab.bench.load import OFF, ORACLE, RECORDED, LoadJob, LoadText, TextRun, first_difference, frozen
 from lab.bench.oracle import KnowingDrafter, Oracle, recording
@@ -220,16 +220,8 @@ def _tell(event: str, **more: Any) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench.clients", description=__doc__)
-    add_fields(parser, CoreOption)
-    options = parser.parse_args(arguments)
-    pin_to_core(options.core)
-    try:
-        asyncio.run(serve())
-    except ForerunError as error:
-        print(f"forerun: {error}", file=sys.stderr)
-        return 1
-    return 0
+    argparse.ArgumentParser(prog="python -m lab.bench.clients", description=__doc__).parse_args(arguments)
+    return reported(lambda: asyncio.run(serve()))
 
 
 if __name__ == "__main__":

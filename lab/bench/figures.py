@@ -54,7 +54,7 @@ def rates(runs: Sequence[TextRun], began_at: float, clients: int) -> Figures:
 def latencies(runs: Sequence[TextRun]) -> Figures:
     """Return latencies in ms: per token over windows of 16 tokens, between arrivals, and to the first
     token."""
-    records = [{"arrivals_ms": [1e3 * at for at in run.arrivals], "tokens": run.arrivals} for run in runs]
+    records = [{"arrivals_ms": [1e3 * at for at in run.arrivals]} for run in runs]
     windows = [window_paces(record["arrivals_ms"]) for record in records]
     pauses = [np.diff(np.unique(record["arrivals_ms"])) for record in records]
     firsts = [np.asarray(record["arrivals_ms"][:1]) for record in records]

@@ -8,7 +8,6 @@ each line on standard input with a line of JSON about the time since the last on
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -25,12 +24,12 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server import serving
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import VerifierConfig
-from common.errors import ForerunError, UserError
 from common.wire.describe import TokenTable
+from forerun.cli import reported
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
-from forerun.options import pin_to_core
 from forerun.rig import json_lines
+from forerun.rig_verifier import config_of, parser_of
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine
 
 Clock = Callable[[], float]
@@ -166,20 +165,16 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m lab.bench.host", description=__doc__)
-    verify.add_options(parser)
-    options = parser.parse_args(arguments)
-    try:
-        config = verify.config_of(options)
-        verify.check(config)
-        pin_to_core(config.operations.core)
-        hush_libraries()
-        engine, table = load(config)
-        meter, announce = Meter(engine), verify.announcer(config)
-        asyncio.run(serving.serve(config, meter, table, announce, Host(meter)))
-    except ForerunError as error:
-        print(f"forerun: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+    options = parser_of(__doc__).parse_args(arguments)
+    return reported(lambda: _serve(config_of(options)))
+
+
+def _serve(config: VerifierConfig) -> int:
+    verify.check(config)
+    hush_libraries()
+    engine, table = load(config)
+    meter, announce = Meter(engine), verify.announcer(config)
+    asyncio.run(serving.serve(config, meter, table, announce, Host(meter)))
     return 0
 
 

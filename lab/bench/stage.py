@@ -36,8 +36,8 @@ class Stage(Processes):
         self._verifier, self.address = await self.start_verifier(*self._options, module="lab.bench.host")
         places = [0, *range(2, len(self._cores))]  # the verifier has the second core
         for number in range(self._num_clients):
-            pinned = self.core(places[number % len(places)])
-            self._clients.append(await self.start("clients", *pinned, module="lab.bench.clients"))
+            core = places[number % len(places)]
+            self._clients.append(await self.start("clients", module="lab.bench.clients", core=core))
 
     async def learn(self, texts: Sequence[LoadText], said: dict[int, list[Candidates]] | None = None) -> None:
         """Send the clients the texts, and the recorded drafts of them."""

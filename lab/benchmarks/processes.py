@@ -7,11 +7,13 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import UnavailableError
-from forerun.rig import START_TIMEOUT, RigProcess
+from forerun.rig import RigProcess, attempts, own_places
+
+__all__ = ["LoggedProcess", "attempts", "free_port", "own_places"]
 
 LOWEST_PORT, NUM_PORTS = 20_000, 12_000
 """The ports that `free_port` gives. They lie below the ports that kernels give to connections."""
@@ -34,16 +36,15 @@ class LoggedProcess(RigProcess):
         module: str = "forerun",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(name, *arguments, module=module)
+        super().__init__(name, *arguments, module=module, environment=environment)
         self._log, self._speaks = log, speaks
-        self._environment = {**os.environ, **(environment or {})}
 
     async def spawn(self) -> None:
         """Start the process, for the first time or again."""
         pipe, none = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         with self._log.open("ab") as log:
             stdin, stdout = (pipe, pipe) if self._speaks else (none, log)
-            await self._spawn(stdin=stdin, stdout=stdout, stderr=log, env=self._environment)
+            await self._spawn(stdin=stdin, stdout=stdout, stderr=log)
 
     @property
     def pid(self) -> int:
@@ -53,24 +54,6 @@ class LoggedProcess(RigProcess):
         """Raise `UnavailableError` if the process ended by itself."""
         if self.code is not None:
             raise UnavailableError(f"the {self.name} ended with code {self.code}; its log is {self._log}")
-
-
-async def attempts(pause: float = 0.05) -> AsyncIterator[None]:
-    """Yield one attempt after the other. Raises `UnavailableError` after `START_TIMEOUT`."""
-    for _ in range(int(START_TIMEOUT / pause)):
-        yield
-        await asyncio.sleep(pause)
-    raise UnavailableError(f"a process was not ready within {START_TIMEOUT:g} s")
-
-
-def own_places(folder: Path) -> dict[str, str]:
-    """Return the environment of a daemon with all folders below this one, and make the folders."""
-    folder = folder.absolute()
-    places = {f"XDG_{name}_HOME": folder / name.lower() for name in ("STATE", "CONFIG", "DATA", "CACHE")}
-    places["XDG_RUNTIME_DIR"] = folder / "runtime"
-    for place in places.values():
-        place.mkdir(parents=True, exist_ok=True)
-    return {name: str(place) for name, place in places.items()}
 
 
 def free_port() -> int:

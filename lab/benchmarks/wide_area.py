@@ -34,10 +34,10 @@ from typing import Any
 from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
+from edge_client.texts.events import TextAdded, TextEnded
 from forerun import demo_pair
 from forerun.commands.comparison import HEADS_ALONE, MeasuredScheme, Progress, Search, measure
-from forerun.commands.edge import DEVICE
-from forerun.rig import Rig, RigSettings, check_models
+from forerun.rig import DEVICE, Rig, RigSettings, check_models
 from forerun.terminal import ProgressBar
 from lab.bench.plots import plain_numbers
 from lab.bench.report import Machine
@@ -119,7 +119,7 @@ class WideAreaReport(reports.Report[LinkSetting]):
 
 def row_of(setting: LinkSetting, measured: MeasuredScheme, identical_after_cut: bool) -> Row:
     """Return the row of a setting's runs; texts are compared with server streaming's."""
-    references = [run["tokens"] for run in measured.runs[SERVER_STREAMING]]
+    references = [run["text"] for run in measured.runs[SERVER_STREAMING]]
     return {
         "floor_ms": setting.floor_ms,
         "temperature": setting.temperature,
@@ -131,7 +131,7 @@ def row_of(setting: LinkSetting, measured: MeasuredScheme, identical_after_cut: 
     }
 
 
-def _scheme(name: str, runs: Sequence[Mapping[str, Any]], references: Sequence[Sequence[int]]) -> Row:
+def _scheme(name: str, runs: Sequence[Mapping[str, Any]], references: Sequence[str]) -> Row:
     """The shared figures and, in ms, what a step of either model took.
 
     A device alone writes its own text: whether that is identical is not asked. It sends nothing: what the
@@ -409,20 +409,22 @@ async def measure_setting(
     guessed = {HEADS_ALONE: "off", BOTH_ENDS: options.policy}
     guessed = {name: policy for name, policy in guessed.items() if name in schemes_of(options)}
     measured = await measure(rig, prompts, sampling, policies, search, progress, guessing, guessed)
-    reference = measured.runs[SERVER_STREAMING][0]["tokens"]
+    reference = measured.runs[SERVER_STREAMING][0]["text"]
     survives = await _text_after_a_cut(rig, prompts[0], options.policy, sampling) == reference
     return row_of(setting, measured, survives)
 
 
-async def _text_after_a_cut(rig: Rig, prompt: str, policy: str, sampling: dict[str, Any]) -> list[int] | None:
+async def _text_after_a_cut(rig: Rig, prompt: str, policy: str, sampling: dict[str, Any]) -> str | None:
     """A text whose link is reset after its first words; None if its session did not resume."""
-    cut, event = False, dict[str, Any]()
-    async for event in rig.events(prompt, policy, sampling):
-        if event["event"] == "text" and not cut:
-            rig.link.cut()
-            cut = True
-    tokens: list[int] = event["tokens"]
-    return tokens if event["stats"]["resumes"] >= 1 else None
+    text, resumes = "", 0
+    async for _, event in rig.events(prompt, policy, sampling):
+        if isinstance(event, TextAdded):
+            if not text:
+                rig.link.cut()
+            text += event.text
+        elif isinstance(event, TextEnded):
+            resumes = event.figures["resumes"]
+    return text if resumes else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

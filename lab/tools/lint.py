@@ -34,8 +34,7 @@ ALLOWED = {
         simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        forerun.rig.json_lines forerun.doctest_child.main forerun.rig.RigProcess.read
-        forerun.rig.Rig.events""",
+        forerun.rig.json_lines forerun.doctest_child.main forerun.rig.RigProcess.read""",
     "the kernel writes the file": """
         edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """

@@ -51,7 +51,9 @@ class Honest:
 
     @classmethod
     async def start(cls) -> Self:
-        return cls(await RigProcess.start("honest client", module="tests.attacks.honest"))
+        child = RigProcess("honest client", module="tests.attacks.honest")
+        await child.spawn()
+        return cls(child)
 
     async def text(self, **asked: Any) -> Text:
         """One text. `asked` is what `answer` reads."""

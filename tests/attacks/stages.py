@@ -25,6 +25,7 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from edge_client.network.client_tls import TlsSettings
+from forerun.rig import VERIFIER
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from lab.demo_models import DRAFT_GGUF, TARGET_DIR
@@ -319,10 +320,11 @@ class VerifierStage(Stage):
     async def _start(self) -> None:
         log = self.folder / "verifier.log"
         program = LoggedProcess(
-            "verifier", "verify", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
+            "verifier", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
             "--json", "--threads", "1", "--step-floor", "30", "--grace", str(GRACE), "--deterministic",
             *self._identity_flags(),
             log=log,
+            module=VERIFIER,
         )  # fmt: skip
         await self._subject(program, log)
         async for _ in attempts():

@@ -10,17 +10,17 @@ from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
-from common.errors import Code, UserError
 from common.vocabulary import Vocabulary
-from edge_client.network.single import SingleVerifier
+from edge_client.network.channel import VerifierChannel
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.worlds.models import TinyTarget
 
 pytestmark = [pytest.mark.llama, pytest.mark.grpc]
 
 
-async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: int = 0) -> None:
-    """A tiny draft's tokens meet a target whose table is the draft's with `change` and more padding."""
+async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: int = 0) -> str:
+    """A tiny draft's tokens meet a target whose table is the draft's with `change`, and more padding; why
+    they do not fit."""
     from common.llama.model import LlamaModel, LlamaSettings
 
     draft = write_tiny_gguf(tmp_path / "draft.gguf", TinyShape())
@@ -31,23 +31,20 @@ async def handshake(tmp_path: Path, change: dict[int, bytes | None], padding: in
     worker = Worker(TinyTarget(info), VerifyScheduler(info))
     async with (
         Server(worker, info, table, "127.0.0.1:0") as server,
-        SingleVerifier(f"127.0.0.1:{server.port}") as verifier,
+        VerifierChannel(f"127.0.0.1:{server.port}") as channel,
     ):
-        await verifier.ask(own)
-        found = verifier.best()
-        assert found is not None
-        assert found.max_positions == 512
+        described = await channel.describe()
+        assert described.max_positions == 512
+        same = described.fingerprint == own.fingerprint
+        return "" if same else await channel.explain_mismatch(own)
 
 
 async def test_the_first_differing_token_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        await handshake(tmp_path, {65: b"other", 70: b"more"})
-    words = str(refused.value)
-    assert refused.value.code is Code.FAILED_PRECONDITION
+    words = await handshake(tmp_path, {65: b"other", 70: b"more"})
     assert "id 65" in words
     assert "'other' in the target" in words
     assert words.count("fingerprints ") == 1
 
 
 async def test_padding_makes_no_difference(tmp_path: Path) -> None:
-    await handshake(tmp_path, {}, padding=20)
+    assert await handshake(tmp_path, {}, padding=20) == ""

@@ -13,9 +13,8 @@ from forerun.options import open_draft
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
 COMMANDS = {
-    "complete": ["edge", "complete", "--verifier", "127.0.0.1:1", "--prompt", "x"],
-    "pipe": ["edge", "pipe", "--verifier", "127.0.0.1:1"],
-    "without drafting": ["edge", "complete", "--verifier", "127.0.0.1:1", "--prompt", "x", "--no-drafting"],
+    "daemon": ["edge", "--listen", "127.0.0.1:0"],
+    "without drafting": ["edge", "--listen", "127.0.0.1:0", "--no-drafting"],
     "record": ["record", "--out", "nowhere.jsonl", "--prompt", "x"],
 }
 

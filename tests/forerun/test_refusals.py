@@ -9,19 +9,9 @@ import pytest
 from forerun.cli import main
 from tests.refusals import refuse
 
-COMPLETE = "edge complete --draft none.gguf --prompt x --verifier"
 VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
 
 REFUSED = f"""
-{COMPLETE} 127.0.0.1:1 --temperature -1
-{COMPLETE} 127.0.0.1:1 --policy magic
-{COMPLETE} 127.0.0.1:1 --top-p 0
-{COMPLETE} 127.0.0.1:1 --acceptance magic
-{COMPLETE} 127.0.0.1:1 --acceptance lenience:2
-{COMPLETE} gpu
-{COMPLETE} 10.0.0.1:7
-{COMPLETE} 127.0.0.1:1 --tls --insecure
-{COMPLETE} 127.0.0.1:1 --tls-cert c
 {VERIFY} --threads -1
 {VERIFY} --tile-rows 0
 {VERIFY} --deterministic

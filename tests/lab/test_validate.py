@@ -38,15 +38,10 @@ def made_up_text(seed: int) -> RecordedText:
 
 
 TEXTS = tuple(made_up_text(seed) for seed in (1, 2))
+SPELLED = tuple(str(text.tokens) for text in TEXTS)
 RECORDED = RecordedSetting(
-    recorded_draft("made up", Recording(RecordingHeader("", "", 0.8, 1), TEXTS)), TEXTS
+    recorded_draft("made up", Recording(RecordingHeader("", "", 0.8, 1), TEXTS)), TEXTS, SPELLED
 )
-
-
-def times(fixed: float, per_row: float, rows: tuple[int, ...]) -> dict[str, Any]:
-    """As `edge_client.core.effects.StepTimes` puts them into JSON."""
-    counts = {str(each): 3 for each in rows}
-    return {"counts": counts, "totals": {str(n): 3 * (fixed + per_row * (n - 1)) for n in rows}}
 
 
 def runs_in(world: World) -> list[dict[str, Any]]:
@@ -57,11 +52,9 @@ def runs_in(world: World) -> list[dict[str, Any]]:
         (result,) = run_scheme("tree", own)
         found.append(
             {
-                "tokens": list(text.tokens),
+                "text": str(text.tokens),
                 "arrivals_ms": [1e3 * arrival for arrival in result.arrivals],
                 "stats": asdict(result.stats),
-                "draft_times": times(0.004, 0.001, (1, 2, 4)),
-                "target_times": times(0.030, 0.0005, (1, 7)),
             }
         )
     return found
@@ -75,10 +68,10 @@ def test_runs_of_the_simulators_own_are_predicted_exactly() -> None:
         draft=RECORDED.draft,
     )
     row = compare(TREE, runs_in(world), RECORDED, own_rtt=0.003)
-    assert row["error_percent"] == pytest.approx(0.0, abs=0.01)
+    assert row["error_percent"] == pytest.approx(0.0, abs=1.0), "the time to read a prompt is in a run's mean"
     assert row["predicted_target_steps"] == row["measured_target_steps"]
     assert (row["draft_ms"], row["draft_ms_per_node"]) == (4.0, 1.0)
-    assert (row["step_ms"], row["step_ms_per_node"]) == (30.0, 0.5)
+    assert row["step_ms"] == pytest.approx(30.0, abs=0.1)
     assert row["identical"]
 
 

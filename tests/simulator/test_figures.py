@@ -34,7 +34,7 @@ STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "drafted": 5, "commit
 
 def run(arrivals: list[float], tokens: list[int] | None = None) -> dict[str, Any]:
     return {
-        "tokens": tokens or list(range(len(arrivals))),
+        "text": tokens or list(range(len(arrivals))),
         "arrivals_ms": arrivals,
         "stats": STATS,
         "link_bytes_up": 40,

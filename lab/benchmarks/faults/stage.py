@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.demo_pair import DRAFT_GGUF
-from forerun.rig import Processes
+from forerun.rig import VERIFIER, Processes
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port
@@ -89,7 +89,7 @@ class RealStage(Processes):
         super().__init__(pin=False)
         self._folder = folder
         exact = ["--deterministic"] if deterministic else []
-        self._verify = ["verify", "--model", target, "--threads", "1", "--grace", str(DRAIN_TIME)]
+        self._verify = ["--model", target, "--threads", "1", "--grace", str(DRAIN_TIME)]
         self._verify += ["--step-floor", str(step_floor_ms), *exact]
         self._draft = ["--draft", draft]
         self._sides: list[Side] = []
@@ -101,7 +101,9 @@ class RealStage(Processes):
         for number in range(NUM_SIDES):
             port, log = free_port(), self._folder / f"verifier{number}.log"
             listen = f"127.0.0.1:{port}"
-            child = LoggedProcess(f"verifier {number}", *self._verify, "--listen", listen, log=log)
+            child = LoggedProcess(
+                f"verifier {number}", *self._verify, "--listen", listen, log=log, module=VERIFIER
+            )
             self._stack.push_async_callback(child.close)
             await child.spawn()
             link = await self._stack.enter_async_context(Link.to(listen, seed=number))

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from forerun.rig import Rig, RigProcess, RigSettings
+from edge_client.formats.detokenizer import spelled
+from forerun.rig import Rig, RigEdge, RigProcess, RigSettings, words_of
 from lab.bench.report import table
 from lab.benchmarks import reports
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt
@@ -94,14 +95,14 @@ class OracleRig(Rig):
         for name, time_ms in times.items():
             self._oracle += [f"--{name}", f"{settings.slow(time_ms):g}"]
         self._names = list(edges)
-        self._edges: dict[str, RigProcess] = {}
+        self._edges: dict[str, RigEdge] = {}
 
     async def _begin(self) -> None:
         await super()._begin()
         assert self._edge is not None, "started just now"
         self._edges[self._names[0]] = self._edge
         for name in self._names[1:]:
-            self._edges[name] = await self.start_edge()
+            self._edges[name] = await self.start_linked_edge()
         if self._cores:  # this process, which is the link, stays off the drafter's core
             self._stack.callback(os.sched_setaffinity, 0, self._cores)
             os.sched_setaffinity(0, self._cores[1:])
@@ -133,13 +134,15 @@ async def measure(
                 rig.use(policy)
                 run = await rig.complete(prompt.text, policy, asdict(text.sampling))
                 runs[policy].append(settings.timed(run))
+    with words_of(str(pair.draft(cell.draft))) as words:
+        own = [spelled(words, text.tokens) for text in texts]
     rows = dict[str, Any]()
     for policy in settings.policies:
         predicted = [
             settings.timed(predict(text, place, record, policy, settings.link(), settings.steps(cell)))
             for place, text in enumerate(texts)
         ]
-        rows[policy] = _row(runs[policy], predicted, prompts, texts)
+        rows[policy] = _row(runs[policy], predicted, prompts, own)
     return {
         **asdict(cell),
         "kinds": {
@@ -167,7 +170,7 @@ def _share_right(texts: Sequence[RecordedText]) -> float:
 
 
 def _row(
-    runs: Sequence[Run], predicted: Sequence[Run], prompts: Sequence[Prompt], texts: Sequence[PairText]
+    runs: Sequence[Run], predicted: Sequence[Run], prompts: Sequence[Prompt], texts: Sequence[str]
 ) -> dict[str, Any]:
     """A policy's figures: of all texts, of the first after the edge's start, and of the later ones; by kind
     measured and predicted."""
@@ -188,13 +191,13 @@ def _row(
     }
 
 
-def _figures(runs: Sequence[Run], texts: Sequence[PairText]) -> dict[str, Any]:
+def _figures(runs: Sequence[Run], texts: Sequence[str]) -> dict[str, Any]:
     """The shared keys, and what was accepted and what a draft step took."""
     total = {key: sum(run["stats"][key] for run in runs) for key in ("accepted", "draft_time", "draft_steps")}
     steps = total["draft_steps"]
     return {
-        **as_json(figures(runs, [text.tokens for text in texts])),
-        "accepted_per_token": rounded(total["accepted"] / sum(len(run["tokens"]) for run in runs)),
+        **as_json(figures(runs, texts)),
+        "accepted_per_token": rounded(total["accepted"] / sum(len(run["arrivals_ms"]) for run in runs)),
         "draft_step_ms": rounded(1e3 * total["draft_time"] / steps) if steps else None,
     }
 

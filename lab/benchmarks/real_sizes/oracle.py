@@ -29,7 +29,7 @@ from common.llama.runtime import LlamaRuntime
 from common.noise import noise_output
 from common.wire.describe import TokenTable
 from forerun.commands import verify
-from forerun.options import ms, pin_to_core
+from forerun.options import ms
 from lab.benchmarks.real_sizes.pair import PairText, read_text
 
 BEFORE = 0
@@ -129,7 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     config = verify.config_of(options)
     verify.check(config)
-    pin_to_core(config.operations.core)
     info, table = describe_target(config.target.path, config.target.slots or CPU_SLOTS)
     texts = [read_text(path) for path in sorted(options.texts.glob("*.json"))]
     engine = OracleEngine(info, texts, options.step, options.prompt_row, options.row)

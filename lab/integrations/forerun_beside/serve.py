@@ -24,7 +24,6 @@ from common.errors import ForerunError, UserError
 from common.sampling import NO_ADVICE
 from common.wire.describe import TokenTable
 from forerun.log_format import writing
-from forerun.options import pin_to_core
 from forerun_beside.http import connect
 from forerun_beside.mailbox import VARIABLE, Sender, path_of
 from forerun_beside.scheduler import RequestScheduler
@@ -79,7 +78,6 @@ def main(make: Callable[[httpx.AsyncClient], EngineClient], program: str) -> int
     options = parser.parse_args()
     try:
         config = load_config(SCHEMA, flags_from(options, SCHEMA), os.environ, []).config
-        pin_to_core(config.operations.core)
         with writing(config.operations.log_level, config.operations.log_format):
             asyncio.run(serve(config, make))
     except ForerunError as error:

@@ -20,7 +20,6 @@ from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.shared_model import LEAST_CELLS, SEAT_TOKENS, SharedDraftModel, choose_context
 from edge_client.settings import load_config
 from forerun.cli import build_parser
-from forerun.commands.edge import PipeOptions
 from forerun.commands.relay import RelayOptions
 from forerun.options import read_fields
 from tests.edge_client.draft.tiny_architectures import write_architecture
@@ -233,12 +232,6 @@ def test_a_context_without_tokens_is_refused(value: str) -> None:
         relay("--context", value).llama("x.gguf")
     with pytest.raises(UserError, match=r"draft\.context"):
         load_config({}, {"FORERUN_EDGE_DRAFT_CONTEXT": value}, [])
-
-
-def pipe(*words: str) -> PipeOptions:
-    parser = build_parser("edge")
-    known = "edge", "pipe", "--verifier", "127.0.0.1:1", "--draft", "x.gguf"
-    return read_fields(parser.parse_args([*known, *words]), PipeOptions)
 
 
 def relay(*words: str) -> RelayOptions:

@@ -156,7 +156,7 @@ def test_a_predicted_draft_saves_steps_if_it_is_right_and_rows_are_cheap() -> No
     def steps(right: bool, row: float) -> float:
         text, record = recorded(right)
         run = predict(text, 0, record, "chain", LinkSpec(rtt=0.020), TargetSteps(0.100, row))
-        assert len(run["tokens"]) == len(text.tokens)
+        assert len(run["arrivals_ms"]) == len(text.tokens)
         return pace([run])
 
     assert steps(right=True, row=0.001) < 50.0

@@ -95,10 +95,10 @@ TEXT = [5, 6, 7, 8]
 
 
 def run(ms: float, tokens: list[int] = TEXT, **stats: float) -> dict[str, Any]:
-    """A `done` event: the first token after 100 ms, the others `ms` apart."""
+    """A run: the first token after 100 ms, the others `ms` apart."""
     arrivals = [100.0 + ms * place for place in range(len(tokens))]
     link = {"link_bytes_up": 40, "link_bytes_down": 80}
-    return {"tokens": tokens, "arrivals_ms": arrivals, "stats": {**STATS, **stats}, **link}
+    return {"text": tokens, "arrivals_ms": arrivals, "stats": {**STATS, **stats}, **link}
 
 
 def measured(sync_ms: float) -> MeasuredScheme:
@@ -142,7 +142,7 @@ def test_of_the_device_alone_nothing_is_said_but_whose_text_it_is() -> None:
 
 def test_another_text_of_any_other_scheme_is_told() -> None:
     found = measured(12.0)
-    found.runs[FORERUN][1]["tokens"] = [5, 6, 7, 9]
+    found.runs[FORERUN][1]["text"] = [5, 6, 7, 9]
     row = row_of(LinkSetting(30.0, 0.8, 0.0), found, True)
     assert not is_identical(row)
     report = WideAreaReport({}, {}, {LinkSetting(30.0, 0.8, 0.0): {**row, SPEEDUP: {}}})

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from forerun.rig import PRIVACY, START_TIMEOUT, Processes
+from common.sampling import SamplingParams
+from forerun.rig import PRIVACY, START_TIMEOUT, Processes, TextRecord
 from lab import demo_models
 from simulator.proxy import Link, rtt
 
@@ -15,20 +16,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.grpc, pytest.mark.torch, pytest.mark
 
 DRAFT = str(demo_models.DRAFT_GGUF)
 PROMPT = "The old lighthouse keeper"
-SAMPLING = {"max_tokens": 48, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+SAMPLING = SamplingParams(max_tokens=48, temperature=0.8, seed=3, ignore_eos=True)
 
 
 async def complete(machines: Processes, address: str, policy: str) -> dict[str, Any]:
-    """One text of an edge at `address`, as its last event."""
-    edge = await machines.start(
-        "edge", "edge", "pipe", "--verifier", address, "--draft", DRAFT, "--threads", "1", *PRIVACY
+    """One text of an edge at `address`."""
+    edge, record = (
+        await machines.start_edge("--verifier", address, "--draft", DRAFT, "--threads", "1", *PRIVACY),
+        TextRecord(),
     )
-    await edge.read(START_TIMEOUT)
-    await edge.write({"prompt": PROMPT, "policy": policy, "recall": False, "sampling": SAMPLING})
-    while (event := await edge.read(START_TIMEOUT))["event"] == "text":
-        pass
-    await edge.stop()
-    return event
+    async for came_at, event in edge.events(PROMPT, policy, SAMPLING, recall=False):
+        record.take(came_at, event)
+    return record.as_run()
 
 
 async def test_the_text_through_a_relay_is_the_remote_targets(tmp_path: Path) -> None:
@@ -51,7 +50,6 @@ async def test_the_text_through_a_relay_is_the_remote_targets(tmp_path: Path) ->
                 alone = await complete(machines, str(near.address), "off")
             await relay.stop()
             assert relay.code == 0
-    assert plain["event"] == relayed["event"] == alone["event"] == "done"
-    assert relayed["tokens"] == alone["tokens"] == plain["tokens"]
+    assert relayed["text"] == alone["text"] == plain["text"]
     assert alone["stats"]["target_steps"] < plain["stats"]["target_steps"], "the middle model drafts"
     assert relayed["stats"]["accepted"] > 0, "the device drafts, too"
