@@ -159,11 +159,11 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
             f"or an https:// address), or set {setting}. --no-drafting and --policy off need the file, too, "
             "for its tokenizer"
         )
+    priors = read_priors(Path(prior)) if prior else None
     if config.draft.sha256:
         logger.info("> checking the SHA-256 of %s", name)
     model = find_model(name, config.draft.sha256)
     small = config.draft.small and find_model(config.draft.small)
-    priors = read_priors(Path(prior)) if prior else None
     indexes = tuple(place_of(each, paths.indexes) for each in config.draft.index)
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
     return DraftFiles(model, small, priors, indexes, earlier)

@@ -80,7 +80,7 @@ def test_too_few_texts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.llama
 def test_an_edge_refuses_a_prior_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["edge", "complete", "--verifier", "127.0.0.1:1", "--draft", "none.gguf", "--prompt", "x"]
+    words = ["edge", "--listen", "127.0.0.1:0", "--draft", "none.gguf"]
     assert main([*words, "--prior", str(tmp_path / "none.json")]) == 2
     wording.keep(capsys.readouterr().err)
 
