@@ -132,18 +132,18 @@ def _check_tokens(request: Open, vocab_size: int) -> None:
             raise UserError(message, Code.OUT_OF_RANGE)
 
 
-# When callers that found no room come again.
+# When callers without room come again.
 
 MOST_SPACING = 0.25
-"""Most seconds between the retry times of two callers that found no room."""
+"""Most seconds between the retry times of two callers without room."""
 
 LEAST_TURN = 0.05
-"""Seconds until the first retry time of callers that found no room."""
+"""Seconds until the first retry time of callers without room."""
 
 
 @dataclass(slots=True)
 class RetryTimes:
-    """Gives each caller that found no room a retry time of its own."""
+    """Gives each caller without room a retry time of its own."""
 
     last_at: float = -math.inf  # seconds; the latest retry time given
 
@@ -159,7 +159,7 @@ RETRY_AFTER = 1.0  # seconds, until the rate of ending sessions is known
 
 
 class Vacancies:
-    """Tells callers that found no room when to come again, by how often sessions end."""
+    """Tells callers without room when to come again, by how often sessions end."""
 
     def __init__(self) -> None:
         self._between_ends = IntervalEstimator(RETRY_AFTER)

@@ -195,7 +195,7 @@ class GuessResult:
     @property
     def num_levels(self) -> int:
         """Return the levels that the guess reached."""
-        return max((1 + len(each.path) for found in self.guesses for each in found), default=0)
+        return max((1 + len(each.path) for followers in self.guesses for each in followers), default=0)
 
 
 class GuessingEngine(TargetEngine, Protocol):

@@ -40,10 +40,10 @@ class NextStep:
         choices, margins = result.choices, result.margins
         if not len(choices) == len(margins) == self._num_choices:
             return None
-        found = np.concatenate(choices)
-        if not len(found) == sum(map(len, margins)) == self._num_choices:
+        chosen = np.concatenate(choices)
+        if not len(chosen) == sum(map(len, margins)) == self._num_choices:
             return None
-        self._tokens[:] = found[self._sources]
+        self._tokens[:] = chosen[self._sources]
         return self.plan
 
     def began(self, at: float) -> Running:

@@ -109,11 +109,11 @@ class PrefixCache:
         new = np.asarray(tokens, np.int32)
         entry, spans = self._walk(root, new)
         known = sum(map(len, spans))
-        found = np.concatenate((_NOTHING, *spans))
-        surplus = slots[:known][slots[:known] != found]
+        cached = np.concatenate((_NOTHING, *spans))
+        surplus = slots[:known][slots[:known] != cached]
         if known < len(new):
             entry = self._append(entry, new[known:].copy(), slots[known:].copy())
-        stored = np.concatenate((found, slots[known:]))
+        stored = np.concatenate((cached, slots[known:]))
         entry.ended |= bool(stored[-1] == slots[-1])  # else the end that was cached had another slot
         return StoredPrefix(entry, stored, surplus)
 

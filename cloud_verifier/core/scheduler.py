@@ -97,7 +97,7 @@ class VerifyScheduler:
         self._alarms = Alarms()
         self._full = False  # the last result of `why_not_ready`
         self._unopened: dict[int, float] = {}  # streams without an Open, and since when
-        self._vacancies = Vacancies()  # of callers that found no room
+        self._vacancies = Vacancies()  # of callers without room
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -551,7 +551,7 @@ class VerifyScheduler:
                 self._refuse(key, error, now)
 
     def _refuse(self, key: int, error: ForerunError, now: float) -> None:
-        """End a stream that never had a session. A caller that found no room gets a retry time of its own."""
+        """End a stream that never had a session. A caller without room gets a retry time of its own."""
         if isinstance(error, CapacityError):
             self._vacancies.advise(error, now)
         self.counters.num_refused[error.code.value] += 1

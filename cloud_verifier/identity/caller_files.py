@@ -32,14 +32,14 @@ def live_limits(path: Path) -> LiveFiles[Quotas]:
 def read_limits(path: Path) -> Quotas:
     """Read the quotas. Raises `UserError` that names the fault and its place."""
     try:
-        found = tomllib.loads(read_bytes(path, LIMITS).decode("utf-8"))
+        document = tomllib.loads(read_bytes(path, LIMITS).decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of TOML or of UTF-8; of brackets within brackets
         raise UserError(f"{LIMITS} {path} is no TOML: {error}") from error
-    unknown = sorted(set(found) - {DEFAULT, TENANTS})
+    unknown = sorted(set(document) - {DEFAULT, TENANTS})
     if unknown:
         raise UserError(f"{LIMITS} {path}: [{unknown[0]}] is not known; use [{DEFAULT}] and [{TENANTS}.NAME]")
-    default = _table(found.get(DEFAULT, {}), f"{path}: [{DEFAULT}]")
-    tenants = _table(found.get(TENANTS, {}), f"{path}: [{TENANTS}]")
+    default = _table(document.get(DEFAULT, {}), f"{path}: [{DEFAULT}]")
+    tenants = _table(document.get(TENANTS, {}), f"{path}: [{TENANTS}]")
     return Quotas(
         _quota(default, f"{path}: [{DEFAULT}]"),
         {name: _of_tenant(default, own, f"{path}: [{TENANTS}.{name}]") for name, own in tenants.items()},
@@ -63,10 +63,10 @@ def _quota(table: dict[str, Any], where: str) -> Quota:
         raise UserError(f"{LIMITS} {where} {error}") from error
 
 
-def _table(found: Any, where: str) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise UserError(f"{LIMITS} {where} must be a table")
-    return found
+    return value
 
 
 # Denied callers ---------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def _mark(words: list[str], where: str) -> tuple[str, str]:
     kind, value = words
     if kind != SERIAL:
         return kind, value
-    found = HEX.fullmatch(value.removeprefix("serial="))
-    if found is None:
+    digits = HEX.fullmatch(value.removeprefix("serial="))
+    if digits is None:
         raise UserError(f"{where} names no serial number; write it in hex, with or without colons")
-    return kind, f"{int(found[1].replace(':', ''), 16):x}"  # the one form that `Who` has
+    return kind, f"{int(digits[1].replace(':', ''), 16):x}"  # the one form that `Who` has

@@ -67,8 +67,8 @@ class Who:
 
     def marks(self) -> list[tuple[str, str]]:
         """Return kind and value of each known mark."""
-        found = zip(MARKS, (self.tenant, self.uri, self.serial, self.token), strict=True)
-        return [(kind, value) for kind, value in found if value]
+        marks = zip(MARKS, (self.tenant, self.uri, self.serial, self.token), strict=True)
+        return [(kind, value) for kind, value in marks if value]
 
 
 NOBODY = Who()
@@ -99,14 +99,14 @@ class HeaderIdentity:
         self._key = key
 
     def who(self, context: IncomingCall) -> Who:
-        found = [value for key, value in context.invocation_metadata() or () if key == self._key]
-        if len(found) > 1:
+        tenants = [value for key, value in context.invocation_metadata() or () if key == self._key]
+        if len(tenants) > 1:
             raise UserError(
-                f"the metadata entry {self._key} comes {len(found)} times; the proxy in front must remove "
+                f"the metadata entry {self._key} comes {len(tenants)} times; the proxy in front must remove "
                 "clients' entries and set it once",
                 Code.UNAUTHENTICATED,
             )
-        return Who(found[0]) if found and isinstance(found[0], str) else NOBODY
+        return Who(tenants[0]) if tenants and isinstance(tenants[0], str) else NOBODY
 
 
 class CertificateIdentity:
@@ -125,8 +125,8 @@ class CertificateIdentity:
     def who(self, context: IncomingCall) -> Who:
         shown = context.auth_context()
         uri = _only(shown.get("peer_spiffe_id", ()))
-        found = SPIFFE.fullmatch(uri)
-        if found is None:
+        spiffe = SPIFFE.fullmatch(uri)
+        if spiffe is None:
             raise UserError(
                 "the client certificate names no tenant: among its alternative names must be one URI of the "
                 f"form {FORM}; the common name does not count",
@@ -138,12 +138,12 @@ class CertificateIdentity:
                 "the client certificate of this connection has expired meanwhile; connect with a new one",
                 Code.UNAUTHENTICATED,
             )
-        if self._trust_domain and found["domain"] != self._trust_domain:
+        if self._trust_domain and spiffe["domain"] != self._trust_domain:
             raise UserError(
                 f"the client certificate is of another trust domain than {self._trust_domain}",
                 Code.PERMISSION_DENIED,
             )
-        return Who(_tenant_of_path(found["path"]), uri, serial)
+        return Who(_tenant_of_path(spiffe["path"]), uri, serial)
 
 
 def _tenant_of_path(path: str) -> str:
@@ -159,12 +159,12 @@ def _tenant_of_path(path: str) -> str:
 
 def _only(values: Any) -> str:
     """Return a property's only value; empty if there is none, or several."""
-    found = [*values]
-    return found[0].decode("utf-8", "replace") if len(found) == 1 else ""
+    given = [*values]
+    return given[0].decode("utf-8", "replace") if len(given) == 1 else ""
 
 
 @lru_cache(maxsize=1024)
 def _about(pem: str) -> tuple[float, str]:
     """Return a certificate's expiry, in seconds since 1970, and its serial number."""
-    found = read_certificate(pem.encode())
-    return found.not_valid_after_utc.timestamp(), f"{found.serial_number:x}"
+    certificate = read_certificate(pem.encode())
+    return certificate.not_valid_after_utc.timestamp(), f"{certificate.serial_number:x}"

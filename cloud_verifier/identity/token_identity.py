@@ -78,12 +78,12 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         entries = json.loads(data)["keys"]
         if not isinstance(entries, list) or len(entries) > MAX_KEYS:
             raise UserError(f"{KEYS} {path} must hold a list of at most {MAX_KEYS} keys")
-        found = [_key(entry, path) for entry in entries]
+        keys = [_key(entry, path) for entry in entries]
     except HOSTILE as error:
         raise UserError(
             f"{KEYS} {path} is no JWKS ({type(error).__name__}); it has the form {{'keys': [...]}}"
         ) from None
-    usable = tuple(each for each in found if each is not None)
+    usable = tuple(each for each in keys if each is not None)
     if not usable:
         raise UserError(f"{KEYS} {path} holds no key for {', '.join(ALGORITHMS.values())}")
     return usable
@@ -187,15 +187,15 @@ class TokenIdentity:
 
 def _bearer(metadata: Any) -> str:
     """Return the token of a call. Raises `UserError`."""
-    found = [value for key, value in metadata if key == "authorization"]
-    if not found:
+    entries = [value for key, value in metadata if key == "authorization"]
+    if not entries:
         raise UserError(
             "this verifier asks for a token: authorization metadata with 'Bearer TOKEN' (verifier.token_file "
             "of the edge)",
             Code.UNAUTHENTICATED,
         )
-    scheme, _, token = str(found[0]).partition(" ")
-    if len(found) > 1 or scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
+    scheme, _, token = str(entries[0]).partition(" ")
+    if len(entries) > 1 or scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
         raise _refused("is not one 'Bearer TOKEN'")
     return token
 
