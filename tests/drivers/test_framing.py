@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from cloud_verifier.server.calls import Framing
-from common.errors import Code, ForerunError, PeerError, UserError
+from common.errors import Code, ForerunError, UserError
 from common.messages import Close, Commit, Finish, FinishReason, Open, Opened, Propose, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.codec import STRICT, decode_request, encode_request, encode_response
-from common.wire.padding import DOWN_BYTES, UP_BYTES
+from common.wire.padding import UP_BYTES
 from edge_client.network.channel import VerifierConnection, VerifierStream
 from tests.drivers.virtual import run
 
@@ -54,13 +54,6 @@ def test_the_stricter_of_both_sides_holds_and_an_old_edge_is_told_nothing(
     frames = leaving(least, asking(asked), SHORT, FINISH)
     assert frames[0].opened.privacy == (told.value if told else 0)
     assert [bool(frame.padding) for frame in frames] == [held is PADDED] * 3
-
-
-def test_messages_have_multiples_of_one_size_and_kinds_of_their_own() -> None:
-    frames = leaving(PADDED, asking(OFF), SHORT, LONG, FINISH)
-    assert [frame.ByteSize() // DOWN_BYTES for frame in frames] == [1, 1, 4, 1]
-    assert not any(frame.ByteSize() % DOWN_BYTES for frame in frames)
-    assert [frame.WhichOneof("message") for frame in frames] == ["opened", "commit", "commit", "finish"]
 
 
 def test_with_log_probabilities_messages_are_longer_as_the_open_says() -> None:
@@ -179,10 +172,3 @@ def test_a_verifier_that_insists_on_strict_ends_the_stream_with_what_to_do() -> 
     assert heard == []
     assert isinstance(error, UserError)
     assert error.code is Code.FAILED_PRECONDITION
-
-
-def test_a_piece_of_a_message_ends_the_stream_as_the_verifiers_fault() -> None:
-    piece = pb.SessionResponse.FromString(b"\x2a\x04\x0a\x02\x05\x12")  # field 5 with bytes in its field 1
-    heard, (error,) = talk(Call(encode_response(Opened(2, 32)), piece), PADDED)
-    assert heard == [Opened(2, 32)]
-    assert isinstance(error, PeerError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from cloud_verifier.core.effects import End
@@ -28,10 +27,6 @@ def test_two_commits_say_together_what_they_said() -> None:
     both = joined(FIRST, SECOND)
     assert both == Commit(5, (1, 2, 3), 0b110, 3, 40, 12, 300, 9, 5, 2)
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
-
-
-def test_what_was_guessed_stays_with_its_tokens() -> None:
-    assert joined(replace(FIRST, guessed=0b01), replace(SECOND, guessed=0b1)).guessed == 0b101
 
 
 def test_what_is_told_of_tokens_stays_with_them() -> None:
@@ -61,17 +56,6 @@ async def test_no_message_becomes_longer_than_the_wire_allows() -> None:
         outbox.put_nowait(commit)
     sizes = [len(commit.tokens) for commit in await taken(outbox) if isinstance(commit, Commit)]
     assert sizes == [MAX_COMMIT_TOKENS, 1]
-
-
-async def test_who_waits_gets_what_comes() -> None:
-    outbox = Outbox()
-    waiting = asyncio.create_task(outbox.get())
-    await asyncio.sleep(0)
-    outbox.put_nowait(FIRST)
-    outbox.put_nowait(SECOND)
-    assert await waiting == joined(FIRST, SECOND), "it had not been taken when the second came"
-    outbox.put_nowait(THIRD)
-    assert await outbox.get() == THIRD
 
 
 async def test_who_fills_it_is_told_once_when_it_is_full_and_once_when_half_has_left() -> None:

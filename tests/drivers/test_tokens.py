@@ -152,12 +152,6 @@ def test_a_token_that_does_not_do_is_refused_and_said_why(name: str, town: Town)
     assert not token or token not in str(refused.value)
 
 
-async def test_a_refused_token_is_told_over_the_wire(town: Town) -> None:
-    async with town.by_token() as system:
-        error = await refusal(system, TlsSettings(town.folder / "ca.crt"))
-    assert error.code is Code.UNAUTHENTICATED
-
-
 def test_clocks_may_differ_by_the_leeway(town: Town) -> None:
     for claims in ({"exp": int(time.time()) - 20}, {"nbf": int(time.time()) + 20}):
         assert town.token_identity().who(Call(town.token(**claims))).tenant == "acme"
@@ -244,22 +238,6 @@ async def test_health_needs_no_identity(town: Town) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await pb_grpc.VerifierServiceStub(channel).Describe(pb.DescribeRequest())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_a_replayed_token_is_still_its_own_tenants(town: Town) -> None:
-    """Who has a token is its tenant until it ends, and nobody else's: a session id names no one."""
-    async with town.by_token() as system:
-        stolen = ("authorization", f"Bearer {town.token('acme')}")
-        async with stub_of(system, town.bearer(""), stolen) as begin:
-            calls = [await begin(opening(name, fill=False)) for name in ("globex", "globex", "")]
-            for call in calls:
-                await call.read()
-            assert {each.tenant for each in system.worker.snapshot().sessions} == {"acme"}
-            for call in calls:
-                call.cancel()
-        async with stub_of(system, town.bearer(""), stolen, stolen) as begin:
-            call = await begin(opening())
-            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 # What is told -------------------------------------------------------------------------------------------

@@ -62,18 +62,6 @@ def test_waits_in_vain_end_until_nodes_come_again() -> None:
     assert begun(bench, now) is not None
 
 
-def test_nobody_waits_for_the_nodes_of_others() -> None:
-    bench = wrong_draft(CLOSE)
-    bench.open(2, ask((2,)))
-    assert begun(bench, 0.001) is not None
-
-
-def test_an_edge_that_announces_nothing_is_never_waited_for() -> None:
-    for wait in (None, Wait(20_000, 0)):
-        bench = wrong_draft(wait or Wait())
-        assert rows(bench.begin(0.0)) == {1: [2]}
-
-
 def test_an_edge_that_takes_its_word_back_is_not_waited_for() -> None:
     awaited = Awaited()
     awaited.told(CLOSE)

@@ -82,11 +82,6 @@ def test_behind_a_dear_second_row_there_are_cheap_ones(chances: list[float], num
     assert drafts(on_a_processor(), session(1, *chances)) == {1: num_rows}
 
 
-def test_what_is_left_of_dear_rows_must_still_pay() -> None:
-    poor = session(2, balance=0.0)  # it bears no row of the others, so they get none
-    assert drafts(on_a_processor(), session(1, *[0.9] * 8), poor) == {1: 0, 2: 0}
-
-
 @pytest.mark.parametrize(
     ("crowd", "rows"),
     [
@@ -167,14 +162,6 @@ def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
     assert drafts(sharing, honest, liar) == {1: 1, 2: 0}
 
 
-def test_one_that_was_right_more_often_than_it_said_is_taken_at_its_word() -> None:
-    sharing, modest = taught(), session(1, 0.02)
-    for _ in range(20):
-        modest.account.promised = 0.1
-        sharing.settle([brought(modest, 3, 3)])
-    assert drafts(sharing, modest) == {1: 0}
-
-
 def test_what_a_step_promises_is_the_chance_of_its_paths() -> None:
     sharing, each = taught(), session(1, 0.5, 0.25)
     sharing.pick([each], [each], 256, 16)
@@ -248,13 +235,6 @@ def test_a_bucket_is_filled_with_the_next_best_nodes(
     assert all(worth(node) >= worth(other) for node in picked[1:] for other in left)
 
 
-def test_a_session_without_balance_bears_rows_that_cost_nothing() -> None:
-    loud, poor = session(1, *[0.9] * 9), session(2, balance=0.0)
-    assert drafts(padding(), loud, poor) == {1: 2, 2: 0}
-    assert padding().settle([brought(loud, 2, 2), brought(poor, 0, 0)]) == 0.0
-    assert poor.account.balance == pytest.approx(0.02)
-
-
 @given(st.lists(SESSION, min_size=1, max_size=6), st.integers(0, 9), st.integers(6, 30))
 def test_filling_never_lengthens_the_bucket(
     crowd: list[tuple[list[float], float]], beside: int, max_rows: int
@@ -322,11 +302,6 @@ def test_where_even_sure_rows_do_not_pay_there_is_no_credit_for_an_edge_that_can
     assert credit.of(lagging(fill=False), 2) == 128
 
 
-def test_what_is_not_measured_may_pay() -> None:
-    cost = StepCost(fixed=0.040, per_row=0.1)
-    assert DraftBudget(0.02, cost).may_pay([lagging()], 15)
-
-
 def test_an_edge_whose_drafts_are_never_worth_a_row_pauses_and_tries_again_less_and_less_often() -> None:
     share = RowShare()
     begins, pauses = list[int](), False
@@ -342,14 +317,6 @@ def test_an_edge_whose_drafts_are_never_worth_a_row_pauses_and_tries_again_less_
     assert all(1.5 * before < after for before, after in pairwise(gaps))
     share.offered(True)
     assert not share.pauses
-
-
-def test_one_row_in_ten_turns_is_no_reason_to_pause() -> None:
-    share = RowShare()
-    for turn in range(1000):
-        share.offered(turn % 10 == 0)
-        assert not share.pauses
-        share.turn_over(1)
 
 
 @pytest.mark.parametrize(

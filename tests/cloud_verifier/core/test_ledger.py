@@ -13,7 +13,7 @@ from cloud_verifier.core.engine_protocol import RowLogprobs, StepResult
 from cloud_verifier.core.ledger import Waits
 from cloud_verifier.core.near_ties import NearTies
 from common.errors import PeerError
-from common.messages import Propose, TokenLogprobs
+from common.messages import TokenLogprobs
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, count, siblings
 
 
@@ -121,14 +121,6 @@ def test_streams_that_never_had_a_session_are_counted_by_the_status_that_they_go
     assert scheduler.counters.num_finished == {"LOST": 1, "UNAVAILABLE": 1}
 
 
-def test_nodes_above_the_hard_limit_are_counted() -> None:
-    bench = Bench(max_live_nodes=32)
-    bench.open(1)
-    bench.propose(1, chain(*([2] * 30), anchor=0))
-    bench.propose(1, Propose((3,) * 9, bytes(9)))
-    assert (bench.scheduler.counters.num_proposed, bench.scheduler.counters.num_dropped) == (39, 7)
-
-
 def test_what_is_told_is_what_is_sent() -> None:
     """Over a whole text: the tokens of the session's commits, and its rows of all steps."""
     bench = Bench()
@@ -186,15 +178,6 @@ def test_only_choices_on_the_committed_path_count() -> None:
     step(bench, {1: 0.5, 2: 0.25, 3: 0.125, 5: 0.01, 8: 0.02})
     assert bench.text(1) == [2, 3, 4]
     assert bench.scheduler.ledger.near_ties.smallest == 0.125
-
-
-def test_a_token_that_ends_the_text_brings_no_choice_of_its_own() -> None:
-    """The draft holds the end token and was evaluated; what the target would write after it is not text."""
-    bench = Bench(eos=(3,))
-    bench.open(1, ask((1,), ignore_eos=False))
-    bench.propose(1, chain(2, 3, anchor=0))
-    step(bench, {1: 0.5, 2: 0.25, 3: 1e-9})
-    assert bench.scheduler.ledger.near_ties.smallest == 0.25
 
 
 def test_sessions_of_one_step_count_by_their_own_temperature() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.kv_memory import KvMemory, Lease, SlotList, SlotPool
+from cloud_verifier.core.kv_memory import KvMemory, Lease, SlotList
 from common.errors import CapacityError, Code, LocalError
 from tests import wording
 
@@ -169,39 +169,6 @@ def _act(memory: KvMemory, kind: str, lease: Lease, tokens: list[int], count: in
 
 
 # Slots -------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 20), st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=30))
-def test_a_slot_is_free_or_taken_once(size: int, moves: list[tuple[bool, int]]) -> None:
-    pool, taken = SlotPool(size), list[int]()
-    for take, number in moves:
-        if take and number <= pool.num_free:
-            taken += pool.take(number)
-        elif not take:
-            pool.give_back(taken[:number])
-            taken = taken[number:]
-        assert len(set(taken)) == len(taken) == size - pool.num_free
-        assert all(0 <= slot < size for slot in taken)
-
-
-def test_taking_more_than_there_is_is_our_own_fault() -> None:
-    pool = SlotPool(2)
-    with wording.raises(LocalError):
-        pool.take(3)
-    assert pool.num_free == 2
-
-
-@given(st.integers(0, 8), st.lists(st.lists(st.integers(0, 99), max_size=40), max_size=8))
-def test_growing_leaves_earlier_views_as_they_were(capacity: int, parts: list[list[int]]) -> None:
-    slots, views, expected = SlotList(capacity), [], list[int]()
-    for part in parts:
-        slots.extend(np.array(part, np.int32))
-        expected += part
-        views.append((slots.view, list(expected)))
-    assert len(slots) == len(expected)
-    for view, content in views:
-        assert view.tolist() == content
-        assert view.dtype == np.int32
 
 
 def test_a_view_cannot_be_written() -> None:

@@ -99,13 +99,6 @@ def test_a_second_look_comes_with_the_text_before_the_tip(rule: AcceptanceRule) 
     assert len(before) == item.positions[0], "the tip stands behind them"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_coupled_rule_asks_for_nothing_and_costs_nothing(temperature: float) -> None:
-    session = make(ask(temperature=temperature))
-    session.receive(siblings(7, 2, draft=HALVES), 0.0)
-    assert plan(*leased(session)).ask is None
-
-
 def test_greedy_text_is_decided_by_the_coupled_rule_unless_a_rule_is_made_for_it() -> None:
     greedy = SamplingParams()
     assert not offers_of(REJECTION, greedy).decides

@@ -49,11 +49,6 @@ def test_guesses_hang_below_the_tip_and_unlikely_ones_are_left_out() -> None:
     assert all(tree.worth(node) >= LEAST for node in tree.speculative())
 
 
-def test_followers_of_a_node_that_is_not_there_are_dropped() -> None:
-    tree = SpeculationTree([1])
-    assert own(tree).take([said((9,), 1.0)]) == 0
-
-
 def test_a_node_that_the_edge_proposed_is_guessed_and_not_made() -> None:
     tree = SpeculationTree([1])
     sent = tree.grow(tree.tip, 5, -1.0)
@@ -76,15 +71,6 @@ def test_a_node_that_the_edge_proposes_while_the_drafter_runs_would_have_come_to
     late.wire_id = 2
     guesses.take([said((), 0.7, 0.3)])
     assert (guesses.made(late), guesses.made(early)) == (True, False)
-
-
-def test_a_node_that_the_edge_proposes_later_is_no_longer_made_by_the_drafter_alone() -> None:
-    tree = SpeculationTree([1])
-    guesses = own(tree)
-    guesses.take([said((), 0.7, 0.3)])
-    node = tree.live[tree.tip.children[5]]
-    node.wire_id = 1
-    assert (guesses.proposed(node), guesses.made(node)) == (True, False)
 
 
 def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
@@ -224,20 +210,6 @@ def test_wrong_guesses_are_given_up_and_tried_again() -> None:
     assert bench.depths[2] > 0
     late = bench.depths[-128:]
     assert 0 < sum(depth > 0 for depth in late) <= len(late) // SURE
-
-
-def test_guesses_are_tried_again_after_a_rest() -> None:
-    """Of the verifier: it decided against guesses, and then had nothing to decide."""
-    bench = GuessBench(right=False, level=0.3 * STEP)
-    bench.open(max_tokens=30)
-    bench.run(30)
-    assert not bench.scheduler.sessions
-    assert bench.scheduler.next_guess(bench.now) is None
-    bench.right = True
-    bench.open(2, (1,) * 20)
-    bench.run(60)
-    assert bench.depths[-1] > 0
-    assert len(bench.commits[-1].tokens) > 1
 
 
 def test_guesses_that_take_longer_than_they_save_are_given_up() -> None:

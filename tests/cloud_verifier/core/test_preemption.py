@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from cloud_verifier.core.admission import longest_session
 from common.errors import CapacityError, UserError
-from common.messages import Close, Commit
+from common.messages import Commit
 from tests import wording
 from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ends
 
@@ -61,19 +59,6 @@ def test_one_that_gave_way_waits_and_nobody_is_admitted_before_it() -> None:
     assert isinstance(end.error, CapacityError)
     wording.keep(str(end.error))
     assert end.error.retry_after is not None
-
-
-@pytest.mark.parametrize("goodbye", [Close(), None])
-def test_one_that_ends_while_it_waits_leaves_nothing_behind(goodbye: Close | None) -> None:
-    bench = crowded(num_slots=60)
-    while not bench.scheduler.preemption.num_waiting:
-        bench.step(10.0)
-    waiting = next(each for each in bench.scheduler.sessions.values() if each.preempted)
-    number = bench.scheduler.preemption.num_waiting
-    bench.scheduler.on_close(waiting.key, goodbye, 11.0)
-    assert bench.scheduler.preemption.num_waiting == number - 1
-    run(bench)
-    assert bench.scheduler.memory.num_reserved == 0
 
 
 def test_its_nodes_wait_with_it() -> None:

@@ -74,14 +74,6 @@ def test_what_a_session_reads_stays() -> None:
         cache.unlock(entry)
 
 
-def test_a_tenant_without_anything_is_forgotten() -> None:
-    cache = PrefixCache()
-    give(cache, (1,), 0)
-    cache.evict(1)
-    assert not cache._roots
-    assert not cache._oldest
-
-
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 

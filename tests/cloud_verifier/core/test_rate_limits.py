@@ -101,58 +101,6 @@ def test_who_finds_it_empty_is_told_a_turn_of_its_own() -> None:
     assert of(Quota()).turn("a", 0.0) == 0.0
 
 
-@given(rate=st.floats(0.5, 100.0), burst=st.integers(1, 50), num_callers=st.integers(1, 60))
-def test_who_comes_again_in_turn_is_let_in(rate: float, burst: int, num_callers: int) -> None:
-    """As far as turns are told, at the second time."""
-    found = meters(rate, burst)
-    turns = list[float]()
-    for _ in range(num_callers):
-        if found.room("a", 0.0):
-            found.take({"a": 1})
-        else:
-            turns.append(found.turn("a", 0.0))
-    for turn in (each for each in turns if each < MOST_AHEAD):
-        assert found.room("a", turn * (1 + 1e-9))
-        found.take({"a": 1})
-
-
-Moves = list[tuple[float, float, bool]]
-
-
-@given(
-    rate=st.floats(0.01, 1000.0),
-    burst=st.integers(1, 500),
-    moves=st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1.0), st.booleans()), max_size=25),
-)
-def test_over_any_stretch_of_time_a_tenant_has_its_rate_and_its_burst_at_most(
-    rate: float, burst: int, moves: Moves
-) -> None:
-    """However it asks: `moves` are pauses, the part of the room that is taken, and whether it is given
-    back."""
-    found, now, taken = meters(rate, burst), 0.0, list[tuple[float, int]]()
-    for pause, part, returned in moves:
-        now += pause
-        room = found.room("a", now)
-        assert room is not None
-        count = math.ceil(part * room)
-        found.take({"a": count})
-        if returned:
-            found.take({"a": -count})
-        else:
-            taken.append((now, count))
-    for first, last in combinations_with_replacement(range(len(taken)), 2):
-        stretch = taken[last][0] - taken[first][0]
-        assert sum(count for _, count in taken[first : last + 1]) <= rate * stretch + burst + 1e-6
-
-
-@given(rate=st.floats(0.01, 1000.0), burst=st.integers(1, 500), count=st.integers(1, 1000))
-def test_after_the_wait_the_room_is_there(rate: float, burst: int, count: int) -> None:
-    found = meters(rate, burst)
-    found.take({"a": found.room("a", 0.0) or 0})
-    wait = found.wait("a", count, 0.0)
-    assert (found.room("a", wait * (1 + 1e-9) + 1e-9) or 0) >= min(count, burst)
-
-
 def test_a_burst_is_a_second_of_its_rate_and_one_at_least() -> None:
     quota = Quota(positions_per_second=0.5, sessions_per_second=4.0)
     assert (quota.positions, quota.sessions) == (Rate(0.5, 1.0), Rate(4.0, 4.0))

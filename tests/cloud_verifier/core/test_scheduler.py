@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -212,23 +211,6 @@ def test_the_likeliest_nodes_of_all_sessions_fill_the_rest() -> None:
     assert rows(bench.begin()) == {1: [1, 5], 2: [1, 5, 6]}
 
 
-def test_likeliness_is_that_of_the_whole_path_from_the_tip() -> None:
-    bench = Bench(max_rows=3)
-    bench.open(1)
-    bench.propose(1, Propose((5, 6, 7), bytes((16, 16, 24)), (0, 1, 0), 0))  # 5: 1, 6 below 5: 2, 7: 1.5 nats
-    assert rows(bench.begin()) == {1: [1, 5, 7]}
-
-
-def test_nodes_left_out_of_a_step_are_in_the_next() -> None:
-    bench = Bench(max_nodes_per_session=2)
-    bench.open(1)
-    bench.propose(1, chain(2, 3, 4, anchor=0))
-    assert commits(bench.step())[0].tokens == (2, 3)
-    plan = bench.begin()
-    assert rows(plan) == {1: [3, 4]}
-    assert commits(bench.end(plan))[0].tokens == (4, 5)
-
-
 def test_a_prompt_that_fits_is_read_together_with_its_tip_and_its_drafts() -> None:
     bench = Bench()
     bench.open(1, ask((1, 2, 3)))
@@ -277,11 +259,6 @@ def test_one_step_runs_at_a_time_and_none_where_nothing_is_to_do() -> None:
     assert bench.scheduler.next_step(0.0) is None
     bench.end(plan)
     assert rows(bench.begin()) == {2: [2], 3: [1]}
-
-
-def test_a_step_nobody_began_is_our_own_fault() -> None:
-    with wording.raises(LocalError):
-        Bench().scheduler.on_step_failed(LocalError("x"), 0.0)
 
 
 # Commits ----------------------------------------------------------------------------------------------
@@ -666,15 +643,6 @@ def test_the_classic_scheme_is_not_helped() -> None:
     assert bench.scheduler.next_step(0.0) is None, "it waits for a draft"
 
 
-def test_no_guess_reaches_beyond_the_text() -> None:
-    bench = Bench(recall=True)
-    bench.open(1, ask(ROUND, max_tokens=3))
-    effects = bench.step()
-    assert commits(effects)[0].tokens == (3, 4, 5)
-    assert ends(effects)[0].error is None
-    check_free(bench)
-
-
 def first_step_of_a_text_like_anothers(shared_texts: int = 0, others: str = "") -> tuple[int, ...]:
     """What is committed at first where only another session's text tells what comes. `others` is the tenant
     of that one."""
@@ -930,14 +898,3 @@ def test_alarms_that_are_set_and_forgotten_take_no_memory() -> None:
         alarms.set(key, None)
     assert len(alarms) <= 2 + SLACK
     assert (alarms.next_at, alarms.due(2.0), alarms.next_at) == (1.0, [0], None)
-
-
-def test_throwing_out_forgotten_alarms_forgets_no_other() -> None:
-    for seed in range(20):
-        alarms, last, draw = Alarms(), dict[int, int](), random.Random(seed)
-        for _ in range(300):
-            key, at = draw.randrange(5), draw.randrange(20)
-            alarms.set(key, at)
-            last[key] = at
-            assert len(alarms) <= 2 * 5 + SLACK
-        assert alarms.due(20.0) == sorted(last, key=lambda key: (last[key], key))

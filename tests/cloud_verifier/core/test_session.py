@@ -42,13 +42,6 @@ def test_a_chain_goes_on_below_the_last_node_of_the_message_before() -> None:
     assert [(node.token, node.position) for node in session.tree.speculative()] == [(2, 1), (3, 2), (4, 3)]
 
 
-def test_an_anchor_that_no_node_uses_is_ignored() -> None:
-    session = make()
-    session.receive(chain(2, anchor=0), 0.0)
-    session.receive(Propose((3,), b"\0", (1,), anchor=77), 0.0)
-    assert tokens(session) == [2, 3]
-
-
 def test_both_ids_of_a_duplicate_name_one_node() -> None:
     session = make()
     session.receive(siblings(0, t2=-0.5), 0.0)
@@ -88,14 +81,6 @@ def test_a_committed_node_is_named_by_delta_until_the_edge_has_seen_it() -> None
     assert tokens(session) == [4, 5]
 
 
-def test_seen_advance_counts_before_the_nodes_of_its_message() -> None:
-    session, memory = leased(make())
-    session.receive(chain(2, anchor=0), 0.0)
-    step(session, memory)
-    session.receive(Propose((3,), b"\0", (1,), seen_advance=1), 0.0)
-    assert session.tree.counts.late == 1
-
-
 def test_the_oldest_ids_are_forgotten_by_a_session_that_never_says_what_it_has_seen() -> None:
     session = make()
     session.receive(chain(2, anchor=0), 0.0)
@@ -119,14 +104,6 @@ def test_nodes_above_the_hard_limit_are_dropped_with_all_below_them() -> None:
     session.receive(chain(8), 0.0)
     assert tokens(session) == [], "its parent was dropped"
     assert step(session, memory) == [7], "the text is the same"
-
-
-def test_dropped_nodes_keep_their_ids() -> None:
-    session = make(max_live=2)
-    session.receive(chain(2, 3, 4, anchor=0), 0.0)
-    session.tree.advance(2)
-    session.receive(Propose((7,), b"\0", (2,)), 0.0)  # node 4 below node 2
-    assert [(node.token, node.position) for node in session.tree.speculative()] == [(3, 2), (7, 3)]
 
 
 MALFORMED = {
@@ -178,16 +155,6 @@ def test_a_prompt_and_its_tip_are_one_chain_of_rows() -> None:
     assert item.outputs.tolist() == [2]
     assert item.slots.tolist() == [0, 1, 2]
     assert item.prefix_slots.tolist() == []
-
-
-def test_a_chunk_of_a_prompt_has_no_outputs_and_the_next_begins_behind_it() -> None:
-    session, memory = leased(make(ask((4, 5, 6))))
-    first = session.plan(1, [], memory)
-    assert first.outputs.tolist() == []
-    assert session.apply(count(first), memory, 1.0).tokens == []
-    second = session.plan(1, [session.tree.tip], memory)
-    assert (second.tokens.tolist(), second.positions.tolist()) == ([5, 6], [1, 2])
-    assert second.prefix_slots.tolist() == first.slots.tolist()
 
 
 def test_a_trees_rows_name_the_rows_above_them() -> None:

@@ -50,15 +50,6 @@ def test_who_has_had_much_has_had_it_when_it_comes_again() -> None:
     assert tenants.get("greedy").service == 100, "a session for every text would pay for none"
 
 
-def test_who_comes_to_an_empty_verifier_starts_level_with_the_last_that_left() -> None:
-    tenants = Tenants()
-    tenants.enter("old", 1)
-    tenants.note_service("old", 1000, 0)
-    tenants.leave("old", 1)
-    tenants.enter("new", 1)
-    assert tenants.get("new").service == tenants.get("old").service == 1000
-
-
 def test_what_is_remembered_of_tenants_that_are_away_is_bounded() -> None:
     tenants = Tenants()
     tenants.enter("always", 1)

@@ -119,16 +119,6 @@ def test_a_new_grammar_does_not_wait_for_what_other_masks_owe() -> None:
     assert len(machine.told[11]) == 1, "it waits for the others and for itself: 1.8 s of masks"
 
 
-def test_cheap_masks_wait_for_nobody() -> None:
-    machine = Machine({})
-    machine.open(PLAIN)
-    for key in range(2, 6):
-        machine.open(key, "a schema")
-    machine.run(2.0)
-    counts = {len(told) for told in machine.told.values()}
-    assert max(counts) - min(counts) <= 1
-
-
 def test_a_tenant_with_one_dear_session_is_served_as_much_as_one_with_many() -> None:
     machine = Machine(dict.fromkeys(range(2, 12), 0.02))
     machine.open(PLAIN)
@@ -194,12 +184,3 @@ def test_nobody_waits_twice_as_long_while_a_long_prompt_is_read(
         durations.append(machine.step() or 0.0)
     assert max(durations) <= 2 * usual
     assert len(durations) < prompt / 2, "it is read faster than by the least"
-
-
-def test_alone_it_is_read_as_fast_as_the_engine_can() -> None:
-    machine, steps = clocked(*GPU), 0
-    machine.open(1, prompt=32_000)
-    while machine.scheduler.sessions[1].num_prefill:
-        machine.step()
-        steps += 1
-    assert steps == 32  # 1,024 tokens at a time, four times a chunk

@@ -45,11 +45,6 @@ def test_a_header_that_a_client_has_set_beside_the_proxys_is_refused() -> None:
         assert found.value.code is Code.UNAUTHENTICATED
 
 
-def test_marks_are_what_is_known() -> None:
-    assert [*Who("acme", serial="1f").marks()] == [("tenant", "acme"), ("serial", "1f")]
-    assert [*Who().marks()] == []
-
-
 pytestmark = pytest.mark.grpc
 
 

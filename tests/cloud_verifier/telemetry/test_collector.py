@@ -22,7 +22,7 @@ from cloud_verifier.telemetry.collector import families, registry
 from cloud_verifier.telemetry.instruments import Histogram, Instruments
 from cloud_verifier.telemetry.metrics import METRICS, VLLM
 from cloud_verifier.telemetry.snapshot import SessionMode, Snapshot
-from common.messages import Close, Propose
+from common.messages import Close
 from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, step, whole
 from tests.worlds.models import TinyTarget
 
@@ -112,14 +112,6 @@ def test_engines_tell_what_they_like_under_good_names_only() -> None:
     assert not [name for name, _ in page if "ad" in name and name.startswith("forerun_engine")]
 
 
-def test_a_verifier_without_a_prefix_cache_queries_none() -> None:
-    worker = make(prefix_cache=False)
-    begin(worker, ask())
-    page = page_of(worker.snapshot())
-    assert value(page, "vllm:prompt_tokens_total") == 3
-    assert value(page, "vllm:prefix_cache_queries_total") == 0
-
-
 async def test_near_ties_and_the_smallest_margin_are_told() -> None:
     """Those of the tiny target lie between 0 and 6 logits."""
     info = replace(INFO, near_tie=1.0)
@@ -152,26 +144,6 @@ RUNNING_AND_WAITING = VLLM[:2]
 
 def modes(worker: Worker) -> list[SessionMode]:
     return [each.mode for each in worker.snapshot().sessions]
-
-
-def test_a_session_reads_then_writes() -> None:
-    worker = make(prefill_chunk=2)
-    key, _ = begin(worker, ask((1, 2, 3, 4) * 3))
-    assert modes(worker) == [SessionMode.PREFILL]
-    engine = TinyTarget(INFO)
-    for mode in (SessionMode.PREFILL, SessionMode.DECODE):
-        step(worker, engine)
-        assert modes(worker) == [mode]
-    worker.disconnect(key)
-    assert modes(worker) == []
-
-
-def test_a_session_without_fill_waits_for_a_propose() -> None:
-    worker = make()
-    key, _ = begin(worker, ask((1,), fill=False))
-    assert modes(worker) == [SessionMode.WAITING]
-    worker.receive(key, Propose())
-    assert modes(worker) == [SessionMode.DECODE]
 
 
 def test_who_gave_way_waits_for_slots() -> None:
