@@ -22,6 +22,8 @@ READS = {"read", "readline", "readlines", "readall", "read_text", "read_bytes"}
 CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.json"}
 
 ALLOWED = {
+    "the file is this repository's": """
+        forerun.wheel.stage""",
     "this program wrote the file": """
         edge_client.texts.resume._read edge_client.process.run_file.read_any
         forerun.doctor.draft.main
