@@ -11,7 +11,8 @@ from common.tree import Node, SpeculationTree
 class ProposalSource:
     """Proposes nodes below a session's tip. A verb does nothing unless a source has a use for it.
 
-    The verbs are those of the edge's sources (`edge_client.core.sources`), as far as a verifier needs them.
+    The verbs are those of the edge's sources (`edge_client.core.proposal_source`), as far as a verifier
+    needs them.
     """
 
     copies = False  # from texts

@@ -13,7 +13,7 @@ from common.estimators import RatioEstimator
 from common.prompt_lookup import HALF_LIFE, LEAST, LONGEST, PRIOR_WEIGHT, Guess, copied, grow_guesses
 from common.suffix_index import DEPTH, FIRST, GrowingIndex
 from common.tree import SpeculationTree
-from edge_client.core.sources import ProposalSource
+from edge_client.core.proposal_source import ProposalSource
 
 BACK, AHEAD = 16, 128
 """Tokens before and after the expected place among which one equal token is enough: a repeated line, or some

@@ -20,8 +20,8 @@ from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.given_text import GivenText
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
+from edge_client.core.proposal_source import EarlierText, ProposalSource
 from edge_client.core.sent_nodes import Untold
-from edge_client.core.sources import EarlierText, ProposalSource
 
 MOST_LIVE = 400
 """Live nodes up to which hints grow more, as of `AdaptiveSettings`: bounds memory, and a decision's time."""

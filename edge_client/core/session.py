@@ -56,9 +56,9 @@ from edge_client.core.growth import Growth
 from edge_client.core.offline import Offline
 from edge_client.core.policies import AdaptivePolicy, GrowthPolicy
 from edge_client.core.policies.governor import SETTLED
+from edge_client.core.proposal_source import ProposalSource
 from edge_client.core.reconnect import Luck, Reconnects, Silence, patience_for, same_kind
 from edge_client.core.sent_nodes import Outgoing
-from edge_client.core.sources import ProposalSource
 
 MOST_READ = 0.8
 """The greatest share of the text's remaining time to spend reading: later drafts would not pay."""

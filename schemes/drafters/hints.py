@@ -14,7 +14,7 @@ from common.estimators import RatioEstimator
 from common.messages import MAX_HINTED
 from common.prompt_lookup import HALF_LIFE, PRIOR_WEIGHT, log_chance
 from edge_client.core.policies import TokenCandidate
-from edge_client.core.sources import ProposalSource
+from edge_client.core.proposal_source import ProposalSource
 
 FIRST = 0.7
 """Prior chance of a hint's first token, as of a draft's best (`GrowthView.acceptance`); each further token

@@ -33,8 +33,8 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import GrowthPolicy, TokenCandidate
+from edge_client.core.proposal_source import ProposalSource
 from edge_client.core.session import EdgeSession, StreamState
-from edge_client.core.sources import ProposalSource
 
 CREDIT = 128
 """Live nodes of a device: four times `INITIAL_CREDIT`, and with `MOST_LIVE` hints some 100 KB of nodes."""

@@ -134,14 +134,6 @@ async def test_a_signed_document_is_applied_reported_and_kept_over_a_restart(wor
         await fleet.run()
 
 
-async def test_without_a_key_no_document_is_believed(world: World) -> None:
-    daemon = Daemon()
-    async with world.operator("nothing") as operator, world.device(daemon, public_key="") as fleet:
-        await operator.publish(world.document(settings=CHAIN, kill=Kill.HALT))
-        await until(lambda: fleet.status()["rejected"] == 1)
-    assert (daemon.settings, daemon.kills) == ({}, [])
-
-
 @pytest.mark.parametrize("key", ["none", "key"])
 def test_a_key_that_cannot_be_read_is_refused(world: World, key: str) -> None:
     from edge_client.fleet.fleet_task import Fleet
@@ -190,36 +182,6 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
         link.remove_toxic("timeout_upstream")
         link.remove_toxic("timeout_downstream")
         await until(lambda: fleet.status()["connected"])
-
-
-async def test_a_device_that_comes_back_is_online_after_its_old_will(
-    world: World,
-) -> None:
-    """A broker ends the older connection of a name, and publishes its will, before it greets the newer."""
-    import aiomqtt
-
-    from edge_client.fleet.mqtt import connected
-    from tests.edge_client.fleet.world import STATUS
-
-    will = aiomqtt.Will(STATUS, b'{"state":"offline"}', qos=1, retain=True)
-    async with (
-        world.operator(STATUS) as operator,
-        connected(world.settings, world.settings.device, will),
-        world.device() as fleet,
-    ):
-        await operator.until(2)
-        assert [each["state"] for each in operator.presences] == ["offline", "online"]
-        assert fleet.status()["connected"]
-
-
-async def test_a_device_whose_name_is_taken_notices_and_comes_back(world: World) -> None:
-    from edge_client.fleet.mqtt import connected
-
-    async with world.device() as fleet:
-        await until(lambda: fleet.status()["connected"])
-        async with connected(world.settings, world.settings.device):
-            await until(lambda: fleet.status()["error"])
-            await until(lambda: fleet.status()["connected"])
 
 
 CANARY = "Dear diary, SECRET-7f3a is my key"

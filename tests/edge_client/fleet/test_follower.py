@@ -153,27 +153,6 @@ async def test_telemetry_has_what_the_device_counted_and_no_text() -> None:
     assert (about["version"], about["draft"], about["mode"]) == ("1.2.3", "tiny-draft", "ahead")
 
 
-async def test_a_document_over_a_real_broker_stops_new_texts(tmp_path: Path) -> None:
-    from edge_client.fleet.fleet_task import Fleet
-    from tests.edge_client.fleet.world import World as FleetWorld
-    from tests.edge_client.fleet.world import running
-
-    with broker(tmp_path / "broker") as found_broker:
-        fleets = FleetWorld(tmp_path, found_broker)
-        async with (
-            linked() as (found, link),
-            fleets.operator("nothing") as operator,
-            running(Fleet(fleets.settings, tmp_path, link)),
-        ):
-            assert (await found.post_chat()).status_code == 200
-            await operator.publish(fleets.document(kill=Kill.HALT))
-            await until(lambda: found.texts.orders.value == "halt")
-            assert (await found.post_chat()).status_code == 503
-            await operator.publish(fleets.document())
-            await until(lambda: found.texts.orders.value == "none")
-            assert (await found.post_chat()).status_code == 200
-
-
 @pytest.mark.parametrize("trouble", ["dies", "swallows everything", "was never there"])
 async def test_whatever_the_broker_does_texts_are_written(tmp_path: Path, trouble: str) -> None:
     from edge_client.fleet.fleet_task import Fleet

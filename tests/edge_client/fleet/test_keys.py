@@ -26,20 +26,6 @@ def test_a_pair_that_was_written_signs_and_is_believed(tmp_path: Path) -> None:
     assert not keys.verifier(b"")(b"words", signature)
 
 
-def test_a_known_answer(tmp_path: Path) -> None:
-    """RFC 8032, 7.1, test 2."""
-    from edge_client.fleet import keys
-
-    secret = "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"
-    public = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
-    signature = (
-        "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
-        "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
-    )
-    assert keys.signer(bytes.fromhex(secret))(b"\x72").hex() == signature
-    assert keys.verifier(bytes.fromhex(public))(b"\x72", bytes.fromhex(signature))
-
-
 def test_a_key_is_never_written_over_and_never_read_where_others_can(tmp_path: Path) -> None:
     from edge_client.fleet import keys
 
