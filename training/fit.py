@@ -14,10 +14,8 @@ from edge_client.draft.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note
 from schemes.policies.pacer import StopScorer
-from simulator.canvas import check_drawing
 from simulator.recordings import Recording, read_recording
 from training.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer, held_against, scored, split
-from training.reliability import Reliability, plot_reliability
 
 DESCRIPTION = f"""\
 Fit the prior, an edge's initial trust in a draft's scores, to recordings of that draft. Report how well it
@@ -49,7 +47,6 @@ class FitOptions:
     recordings: tuple[Path, ...] = argument(REQUIRED, "files of `forerun record`", "RECORDING", nargs="+")
     out: Path | None = option(None, "file for the prior, for `forerun edge --prior FILE`", "FILE")
     date: str | None = option(None, "date to note in the file", "TEXT")
-    plot: Path | None = option(None, "picture of predicted and observed chances: png, svg or pdf", "FILE")
     json: bool = option(False, "print the prior as JSON, as --out writes it")
 
 
@@ -59,27 +56,18 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: FitOptions) -> int:
-    if options.plot is not None:
-        check_drawing()
     recordings = [read_recording(path) for path in options.recordings]
-    parts = split(recordings)
-    priors, points = list[Prior](), list[dict[str, Any]]()
-    for part in parts:
+    points = list[dict[str, Any]]()
+    for part in split(recordings):
         note(f"fitting {len(part.fitted)} texts of temperature {part.temperature:g}")
         prior = fit(part.fitted, part.temperature)
         surprise = held_against(part.held_out, part.temperature, prior)
         scorer = fit_scorer(part.fitted, prior)
-        priors.append(prior)
         points.append(_point(part, prior, surprise, recordings))
         if not options.json:
             print("\n".join([*_lines(part, prior, surprise), *_pacer(part, prior, scorer)]))
     document = {"format": FORMAT, "version": VERSION, "forerun": version() or None, "date": options.date}
     _finish(options, document | {"points": points})
-    if options.plot is not None:
-        rows = zip(parts, priors, strict=True)
-        plot_reliability(
-            [Reliability(part.temperature, part.held_out, prior) for part, prior in rows], options.plot
-        )
     return 0
 
 

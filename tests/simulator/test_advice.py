@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forerun.cli import main
 from simulator import advice as module
-from simulator.advice import ACCEPTANCE, STEP_MS, WORTH_IT, Advice, advise, in_words, map_lines
+from simulator.advice import STEP_MS, WORTH_IT, advise, in_words, map_lines
 from simulator.drafts import BetaDraft
 from simulator.experiment import Pool
-from simulator.figures import Figures
 from simulator.link import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
-from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
+from simulator.schemes import FORERUN, SERVER_STREAMING
 from simulator.world import DeviceSpec, World
-from tests import wording
 
 pytestmark = pytest.mark.slow
 
@@ -33,15 +29,6 @@ def _small_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAP_MEANS", (0.5, 0.9))
     monkeypatch.setattr(module, "MAP_STEPS", (0.5, 2.0))
     monkeypatch.setattr(module, "CLOSE_ENOUGH", 0.2)
-
-
-def made_up(streaming: float, sync: float, ours: float, **more: Any) -> Advice:
-    """Advice from these ms per token."""
-    paces = {SERVER_STREAMING: streaming, SYNC_BEST: sync, FORERUN: ours}
-    others: dict[str, Any] = dict.fromkeys(Figures.__dataclass_fields__, 1.0)
-    figures = {mode: Figures(**{**others, "ms_per_token": pace}) for mode, pace in paces.items()}
-    best = min(paces, key=paces.__getitem__)
-    return replace(Advice(figures, best, None, False, ACCEPTANCE, {}), **more)
 
 
 def test_a_good_draft_is_recommended_with_its_gain() -> None:
@@ -61,13 +48,6 @@ def test_a_useless_draft_is_not_recommended() -> None:
     words = in_words(world, found)
     assert words[0].startswith("Let the server stream: at 60 ms")
     assert words[-1] == "Drafting ahead does not pay here, not even without any distance."
-
-
-def test_sentences_say_what_the_figures_do() -> None:
-    for paces in ((30, 40, 31), (30, 40, 29), (30, 40, 15), (30, 20, 15), (30, 10, 15)):
-        wording.keep("\n".join(in_words(SMALL, made_up(*paces))))
-    wording.keep(in_words(SMALL, made_up(3, 2, 1, is_beyond=True))[-1])
-    wording.keep(in_words(SMALL, made_up(3, 2, 1, break_even_rtt=0.123))[-1])
 
 
 @pytest.mark.parametrize("rtt", [0.02, 1.0])

@@ -9,20 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import UserError
 from simulator.arrivals import MAX_SESSIONS, Arrivals, Poisson, Window, read_arrivals
-from simulator.experiment import run_experiment
 from simulator.files import experiment_from
-from simulator.link import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker
 from simulator.system import simulate
 from simulator.world import World
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "arrivals"
 """Recordings beside the repository, where somebody has put them; they are not part of it."""
-
-needs_recordings = pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded arrivals in {RECORDED}")
 
 FOUR = "time_s,model,context_tokens,generated_tokens\n1,a,100,20\n2,a,50,30\n2,b,70,10\n60,b,5,40\n"
 
@@ -67,20 +62,6 @@ def test_sessions_that_never_meet_are_each_like_one_alone() -> None:
     assert len(found) == 4
     for result in found:
         assert result.arrivals == pytest.approx(alone.arrivals)
-
-
-def test_a_verifier_takes_all_who_come_at_once() -> None:
-    """More than a scheduler takes by itself."""
-    crowd = simulate(world(Poisson(1e4, 80)), policy_maker("chain"))
-    assert SchedulerConfig().max_sessions < 80
-    assert [len(result.tokens) for result in crowd] == [25] * 80
-
-
-def test_the_same_seed_gives_the_same_results() -> None:
-    once, again, other = (
-        simulate(replace(world(Poisson(3.0, 6)), seed=seed), policy_maker(FORERUN)) for seed in (1, 1, 2)
-    )
-    assert once == again != other
 
 
 def test_sessions_that_meet_wait_for_each_other() -> None:
@@ -134,25 +115,7 @@ def test_lengths_that_were_not_recorded_are_the_worlds(tmp_path: Path) -> None:
     assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [(0.0, 16, 7), (3.0, 16, 8)]
 
 
-@needs_recordings
-@pytest.mark.parametrize("name", ["azure2023_code", "azure2023_conv"])
-def test_recorded_services_can_be_replayed(name: str) -> None:
-    recorded = read_arrivals(RECORDED / f"{name}.csv", Window(max_sessions=12, max_prompt_tokens=500))
-    results = simulate(replace(world(recorded), link=LinkSpec(rtt=0.02)), policy_maker(SERVER_STREAMING))
-    assert [len(each.tokens) for each in results] == [each.tokens for each in recorded.requests]
-
-
 # Experiments and documents ----------------------------------------------------------------------------
-
-
-def test_schemes_are_compared_over_the_same_arrivals() -> None:
-    document = {"tokens": 30, "repeats": 2, "arrivals": {"rate_per_s": 2, "sessions": 5}}
-    experiment = replace(experiment_from(document), schemes=(SERVER_STREAMING, FORERUN))
-    assert experiment.world.arrivals == Poisson(2.0, 5)
-    streaming, ours = run_experiment(experiment, workers=1)
-    assert ours.figures.identical
-    assert ours.figures.ms_per_token < streaming.figures.ms_per_token
-    assert [streaming, ours] == run_experiment(experiment, workers=2)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,24 +9,18 @@ import numpy as np
 import pytest
 
 from edge_client.core.effects import SessionStats
-from simulator.experiment import as_dict, percentiles, run_experiment
 from simulator.figures import (
     GAP,
     PERCENTS,
     WINDOW,
     SessionResult,
-    as_json,
     figures,
     latencies,
     measures,
     pace,
     percentile,
-    rounded,
     window_paces,
 )
-from simulator.files import Experiment
-from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING
-from simulator.world import World
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "drafted": 5, "committed": 4, "accepted": 2}
 
@@ -75,17 +68,6 @@ def test_a_text_of_one_token_has_no_pace_and_does_not_count_beside_others() -> N
     assert (both.ms_per_token, both.ms_per_token_p50, both.ms_per_token_p95) == (40.0, 40.0, 40.0)
 
 
-def test_what_is_no_number_is_null_in_json() -> None:
-    found = as_json(figures([run([100.0])], [[0]]))
-    assert json.loads(json.dumps(found, allow_nan=False))["ms_per_token_p95"] is None
-    assert (rounded(math.nan), rounded(1.23456), rounded(0.0)) == (None, 1.235, 0.0)
-
-
-def test_one_different_token_is_not_identical() -> None:
-    runs = [run([1.0, 2.0]), run([1.0, 2.0], [0, 9])]
-    assert not figures(runs, [[0, 1], [0, 1]]).identical
-
-
 def test_percentiles_are_values_that_were_seen() -> None:
     assert percentile([4.0, 2.0, 3.0, 1.0], 50) == 2.0
     assert percentile([1.0, 2.0, 3.0, 4.0], 95) == 4.0
@@ -131,13 +113,3 @@ def test_waste_is_what_never_became_text() -> None:
     assert found.unused_draft_rows_per_token == 4 / 4
     alone = SessionStats(committed=4)
     assert measures([session((0.1, 0.2, 0.3, 0.4), alone)]).unused_target_rows_per_token == 0
-
-
-def test_streaming_wastes_nothing_and_the_bound_hardly_anything() -> None:
-    schemes = (SERVER_STREAMING, CLAIRVOYANT, FORERUN)
-    alone, bound, ours = run_experiment(Experiment(World(tokens=150), 2, schemes), workers=1)
-    assert alone.measures.unused_target_rows_per_token == 0
-    assert alone.measures.unused_draft_tokens_per_token == 0
-    assert bound.measures.unused_target_rows_per_token < 0.1 < ours.measures.unused_target_rows_per_token
-    assert set(percentiles(alone, GAP).values()) == {30.0}
-    assert as_dict(alone)["session_rate_p50"] == pytest.approx(33.333)

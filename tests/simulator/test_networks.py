@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
@@ -29,14 +29,11 @@ from simulator.link import (
     read_trace,
 )
 from simulator.profiles import PROFILES, profile
-from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker
+from simulator.schemes import FORERUN, policy_maker
 from simulator.system import simulate
 from simulator.world import World
 
-MEASURED = Path(__file__).resolve().parents[3] / "shared" / "data" / "network"
 """Measured traces beside the repository, where somebody has put them; they are not part of it."""
-
-needs_traces = pytest.mark.skipif(not MEASURED.is_dir(), reason=f"no measured traces in {MEASURED}")
 
 NAMES = "lan, fibre, cable, wifi, lte, 5g, starlink, geo-satellite, lossy-wifi"
 
@@ -70,11 +67,6 @@ def test_a_plain_link_takes_half_the_round_trip() -> None:
 def test_a_narrow_link_lets_messages_queue() -> None:
     link = LinkSpec(rtt=0.02, bandwidth_up=1000.0)
     assert arrivals(link, [(0.0, 100), (0.0, 100), (1.0, 50)]) == pytest.approx([0.11, 0.21, 1.06])
-
-
-def test_each_direction_has_its_own_width() -> None:
-    link = LinkSpec(rtt=0.0, bandwidth_up=1.0, bandwidth_down=100.0)
-    assert arrivals(link, [(0.0, 100)], direction=DOWN) == [1.0]
 
 
 def test_jitter_has_its_deviation_and_its_memory() -> None:
@@ -144,11 +136,6 @@ def test_no_packet_passes_an_outage_however_long_it_is() -> None:
     week = 7 * 86400.0
     found = arrivals(LinkSpec(rtt=0.1, loss=0.5, outages=(Outage(1.0, week),)), [(0.0, 20), (2.0, 20)])
     assert found[1] == pytest.approx(1.0 + week + 0.05)
-
-
-def test_random_losses_end_after_so_many_tries() -> None:
-    link = LinkSpec(rtt=0.1, loss=0.999999)
-    assert arrivals(link, [(0.0, 20)]) == pytest.approx([0.2 + 0.3 * (2**9 - 1) + 6 * 120.0 + 0.05])
 
 
 @pytest.mark.parametrize(
@@ -228,23 +215,6 @@ def test_a_message_drains_at_the_width_of_each_row() -> None:
         assert arrivals(LinkSpec(trace=trace), sends, direction=DOWN) == pytest.approx(ends)
     shifted = LinkSpec(trace=replace(trace, offset=2.5))
     assert arrivals(shifted, [(0.0, 21)], direction=DOWN) == pytest.approx([0.6])
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.01, 5.0), st.sampled_from([0.0, 0.5, 7.0, 1e3])), min_size=1, max_size=8),
-    st.floats(0.0, 100.0),
-    st.integers(1, 4000),
-)
-def test_what_has_drained_is_what_the_rows_let_through(
-    rows: list[tuple[float, float]], begun: float, size: int
-) -> None:
-    assume(any(width for _, width in rows))
-    times = tuple(itertools.accumulate((lasts for lasts, _ in rows[:-1]), initial=0.0))
-    trace = Trace("t", times, (0.0,) * len(rows), bandwidths=tuple(width for _, width in rows))
-    end = trace.drained_at(begun, size)
-    step = (end - begun) / 20_000
-    passed = sum(trace.bandwidths[trace.row(begun + (n + 0.5) * step)] for n in range(20_000)) * step
-    assert passed == pytest.approx(size, rel=0.02, abs=step * 1e3 * 2 * len(rows))
 
 
 def test_a_width_of_zero_tells_none_as_its_probe_came_back(tmp_path: Path) -> None:
@@ -366,17 +336,6 @@ def test_what_a_world_says_goes_over_its_profile() -> None:
     assert experiment_from({"link": {**table, "handovers": False}}).world.link.handovers is None
 
 
-def test_networks_stand_in_the_order_of_their_distance() -> None:
-    """A farther server's first token comes later."""
-    world = World(tokens=30)
-    first = {
-        name: simulate(replace(world, link=link), policy_maker(SERVER_STREAMING))[0].arrivals[0]
-        for name, link in PROFILES.items()
-    }
-    near_to_far = ("lan", "fibre", "cable", "lte", "geo-satellite")
-    assert [first[name] for name in near_to_far] == sorted(first[name] for name in near_to_far)
-
-
 @pytest.mark.parametrize("name", PROFILES)
 def test_the_text_is_the_targets_over_every_profile(name: str) -> None:
     """`simulate` itself compares. The same seed gives the same times."""
@@ -404,14 +363,6 @@ def test_the_round_trip_changes_at_each_handover_and_at_no_other_time() -> None:
     assert max(delays) <= 0.5e6 * (0.1 + 0.04)
     assert delays_of(link, direction=DOWN) == delays
     assert delays_of(link, seed=2) != delays
-
-
-def test_round_trips_after_handovers_spread_evenly_about_the_links() -> None:
-    link = LinkSpec(rtt=0.1, handovers=Handovers(every=1.0, rtt_step=0.04))
-    rtts = [2e-6 * delay for delay in delays_of(link)][5::10]
-    assert sum(rtts) / len(rtts) == pytest.approx(0.1, abs=0.005)
-    quartiles = sorted(rtts)[len(rtts) // 4], sorted(rtts)[3 * len(rtts) // 4]
-    assert quartiles == pytest.approx((0.08, 0.12), abs=0.006)
 
 
 def test_nothing_passes_during_a_handover() -> None:
@@ -473,13 +424,6 @@ def test_no_opportunity_delivers_more_than_a_packet(
         assert through <= max(0, chances) * PACKET
 
 
-@given(schedules, st.floats(0.0, 1e4))
-def test_the_next_opportunity_is_the_first_later_one(schedule: Schedule, now: float) -> None:
-    index = schedule.first_after(now)
-    assert schedule.when(index) > now
-    assert index == 0 or schedule.when(index - 1) <= now
-
-
 def test_a_file_is_read_and_begins_again_at_its_last_line(tmp_path: Path) -> None:
     (tmp_path / "up.trace").write_text("0\n5\n5\n12\n")
     (tmp_path / "down.trace").write_text("3")
@@ -517,24 +461,6 @@ def test_a_file_that_is_no_mahimahi_trace_is_refused_with_the_line(
 
 
 # Documents --------------------------------------------------------------------------------------------
-
-
-@needs_traces
-@pytest.mark.parametrize(
-    "name",
-    [
-        "4G_phone_to_fiber_1KB.csv",
-        "home_wifi_repeater_fiber_1KB.csv",
-        "telstra_cable_brisbane.csv",
-        "wired_gbe_lan_4B_2014.csv",
-        "5g/static_2019.12.16_13.40.04.csv",
-        "5g/static_2020.02.27_18.39.27.csv",
-        "5g/driving_2020.02.13_15.02.01.csv",
-    ],
-)
-def test_measured_networks_can_be_replayed(name: str) -> None:
-    link = experiment_from({"link": {"trace": str(MEASURED / name)}}).world.link
-    simulate(World(tokens=40, link=link), policy_maker(FORERUN))
 
 
 # Traces in documents ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from simulator.knowledge import (
     NUM_QUANTILES,
     OUTSIDE,
     OUTSIDE_SHARE,
-    beta_cdf,
     beta_quantiles,
 )
 from simulator.world import fit_line
@@ -59,24 +58,7 @@ def test_a_draw_depends_on_its_name_alone() -> None:
     assert len({ahead[0], *others}) == 5
 
 
-def test_draws_have_the_moments_of_their_laws() -> None:
-    draws, num = Draws(1), 20_000
-    uniforms = [draws.uniform(DrawStream.RANK, n) for n in range(num)]
-    normals = [draws.normal(DrawStream.UPLINK, n) for n in range(num)]
-    assert sum(uniforms) / num == pytest.approx(0.5, abs=0.01)
-    assert 0.0 <= min(uniforms) < max(uniforms) < 1.0
-    assert sum(normals) / num == pytest.approx(0.0, abs=0.03)
-    assert sum(value**2 for value in normals) / num == pytest.approx(1.0, abs=0.04)
-
-
 # Beta -------------------------------------------------------------------------------------------------
-
-
-def test_the_distribution_function_is_known_at_known_places() -> None:
-    assert beta_cdf(0.3, 1.0, 1.0) == pytest.approx(0.3)
-    assert beta_cdf(0.5, 2.0, 2.0) == pytest.approx(0.5)
-    assert beta_cdf(0.2, 2.0, 5.0) == pytest.approx(0.34464)  # 1 - (1-x)^6 - 6x(1-x)^5
-    assert beta_cdf(0.9, 0.5, 0.5) == pytest.approx(2 / math.pi * math.asin(math.sqrt(0.9)))
 
 
 @pytest.mark.parametrize(("mean", "k"), [(0.7, 2.0), (0.85, 2.0), (0.5, 1.0), (0.95, 10.0), (0.1, 4.0)])

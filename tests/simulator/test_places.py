@@ -8,14 +8,12 @@ import pytest
 
 from common.errors import UserError
 from forerun.commands.simulate import print_table
-from simulator.arrivals import Poisson
 from simulator.drafts import BetaDraft
 from simulator.events import Draws
 from simulator.experiment import Pool, distance_to_bound, run_experiment
 from simulator.files import Experiment, experiment_from
 from simulator.link import LinkSpec
 from simulator.schemes import (
-    BLOCKS,
     CLAIRVOYANT,
     COLOCATED,
     DEVICE_ONLY,
@@ -24,7 +22,6 @@ from simulator.schemes import (
     check_scheme,
     policy_maker,
     run_scheme,
-    variants,
 )
 from simulator.world import DeviceSpec, VerifierSpec, World
 
@@ -58,31 +55,12 @@ def test_without_a_draft_it_is_server_streaming() -> None:
     assert (beside.bytes_up, beside.bytes_down) == (streamed.bytes_up, streamed.bytes_down)
 
 
-def test_a_devices_power_budget_is_not_the_servers() -> None:
-    frugal = replace(FAR, device=DeviceSpec(max_draft_steps_per_second=10.0))
-    assert run_scheme("colocated:sync:4", frugal) == run_scheme("colocated:sync:4", FAR)
-
-
-def test_its_bytes_are_the_users_and_hold_no_draft() -> None:
-    (beside,), (ours,) = (run_scheme(scheme, FAR) for scheme in ("colocated:tree", FORERUN))
-    assert beside.stats.proposed > 0
-    assert beside.bytes_up < 300 < ours.bytes_up  # the request alone
-    assert beside.bytes_down > 0
-
-
 def test_the_users_link_may_be_any_link() -> None:
     slow = replace(FAR, link=LinkSpec(rtt=0.1, jitter=0.02, loss=0.02, bandwidth_down=500.0))
     (result,) = run_scheme("colocated:sync:5", slow)
     assert result.tokens == result.truth
     assert list(result.arrivals) == sorted(result.arrivals)
     assert result.arrivals[-1] > result.bytes_down / 500.0  # the bottleneck was passed
-
-
-def test_its_block_is_searched() -> None:
-    assert variants(COLOCATED) == [f"colocated:sync:{block}" for block in BLOCKS]
-    (outcome,) = run_experiment(Experiment(FAR, 1, (COLOCATED,)), workers=1)
-    assert outcome.policy == "colocated:sync:16"  # of a draft that is always right the longest is best
-    assert outcome.figures.identical
 
 
 def test_a_scheme_that_is_none_is_refused() -> None:
@@ -129,15 +107,6 @@ def test_the_bound_is_none_where_a_bottleneck_favours_few_messages() -> None:
     narrow = World(tokens=40, link=LinkSpec(bandwidth_up=1000.0))
     outcomes = run_experiment(Experiment(narrow, 1, (CLAIRVOYANT, "sync:4")), workers=1)
     assert distance_to_bound(outcomes, "sync:4") is None
-
-
-def test_the_bound_counts_the_time_to_the_first_token() -> None:
-    """Of a draft that is always right a block scheme is as fast as the bound after its first block."""
-    slow = replace(FAR, device=DeviceSpec(draft_time=0.03), verifier=VerifierSpec(step_time=0.06))
-    outcomes = run_experiment(Experiment(slow, 1, (CLAIRVOYANT, "saguaro")), workers=1)
-    distance = distance_to_bound(outcomes, "saguaro")
-    assert distance is not None
-    assert distance >= 1.0
 
 
 # Replicas and power ---------------------------------------------------------------------------------------
@@ -213,9 +182,3 @@ def test_documents_say_all_of_it() -> None:
     assert world.verifier.replicas == 3
     assert world.verifier.time(1, 0) == pytest.approx(0.030 + 3 * 0.020)
     assert world.device.max_draft_steps_per_second == 50.0
-
-
-def test_sessions_that_arrive_take_a_text_each_over_all_seeds() -> None:
-    world = World(arrivals=Poisson(1.0, 5))
-    places = [replace(world, seed=seed).session_place(key) for seed in (1, 2, 3) for key in range(5)]
-    assert places == list(range(15))

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 
 from common.calibration import SHIPPED, promised
 from common.errors import LocalError, UserError
-from simulator.arrivals import ArrivingRequest, RecordedArrivals
 from simulator.drafts import ReplayedDraft, ReplayedTexts, logged_draft, recorded_draft
 from simulator.events import Draws
-from simulator.experiment import run_experiment
 from simulator.figures import SessionResult
 from simulator.files import Experiment, experiment_from, read_experiment
 from simulator.knowledge import BEST, OUTSIDE
@@ -271,13 +269,6 @@ def test_where_the_draft_could_not_say_the_server_goes_on_alone() -> None:
         assert result.stats.proposed == 0
 
 
-def test_workers_replay_what_this_process_does() -> None:
-    arrivals = RecordedArrivals("a", (ArrivingRequest(1.0, 4, 9), ArrivingRequest(2.0, None, 6)))
-    world = World(draft=recorded_draft("short", SHORT), arrivals=arrivals)
-    experiment = Experiment(world, repeats=2, schemes=("off", "tree"))
-    assert run_experiment(experiment, 2) == run_experiment(experiment, 1)
-
-
 def test_a_sweep_knows_its_recording_by_name_and_contents(tmp_path: Path) -> None:
     world = World(tokens=9, draft=recorded_draft("short", SHORT))
     experiment = Experiment(world, repeats=2, schemes=("off", "tree"))
@@ -295,14 +286,6 @@ def test_a_sweep_knows_its_recording_by_name_and_contents(tmp_path: Path) -> Non
 # Logs of accepted lengths -----------------------------------------------------------------------------
 
 LENGTHS = [[3, 2, 1, 1, 4, 3, 2, 1], [1, 2, 1]]
-
-
-def test_a_log_tells_how_far_each_chain_gets() -> None:
-    draft = logged_draft("log", LENGTHS)
-    for start, length in enumerate(LENGTHS[0]):
-        ahead = truths(draft, 0, 8)[start : start + length]
-        assert ahead == [1] * (length - 1) + [None]
-    assert truths(draft, 1, 4) == [None, 1, None, 1]
 
 
 def test_a_sync_run_over_a_log_commits_the_lengths_it_tells() -> None:

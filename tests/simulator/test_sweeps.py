@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import csv
 import errno
 import json
 import os
@@ -77,12 +76,6 @@ def test_latencies_have_both_kinds_for_every_point(tmp_path: Path) -> None:
     for row in rows:
         if row["scheme"] == SERVER_STREAMING:
             assert {row[name] for name in sweeps.PERCENTILES} == {30.0}
-
-
-def test_the_files_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
-    for workers in (1, 2):
-        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / str(workers), workers)
-    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_the_same(
@@ -242,24 +235,6 @@ def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")
 
 
-def test_a_disk_that_is_full_at_the_end_leaves_no_half_parquet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, of the extra `simulation`")
-    real = Path.write_bytes
-
-    def full(path: Path, content: bytes) -> int:
-        if ".parquet" in path.name:
-            real(path, content[:10])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(CapacityError):
-        run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0,)}), tmp_path, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*FILES, MANIFEST])
-
-
 @pytest.mark.parametrize(
     ("damage", "to_plot", "to_sweep"),
     [
@@ -375,16 +350,3 @@ def test_an_axis_that_is_none_is_refused_before_anything_runs(texts: list[str], 
 
 
 # Commands -------------------------------------------------------------------------------------------------
-
-
-def test_the_commands_sweep_and_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    world = tmp_path / "world.toml"
-    world.write_text('tokens = 20\nrepeats = 1\nschemes = ["server_streaming"]\n')
-    folder = tmp_path / "out"
-    arguments = ["simulate", "sweep", str(world), "--axis", "rtt_ms=0,20", "--out", str(folder)]
-    assert main([*arguments, "--workers", "1"]) == 0
-    assert "all 2 points" in capsys.readouterr().out
-    with (folder / RESULTS).open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 2
-    assert main(["simulate", "plot", str(tmp_path), "--out", "x.png"]) == 2
-    assert "cannot be read" in capsys.readouterr().err

@@ -101,14 +101,6 @@ def test_the_same_seed_gives_the_same_results_and_another_does_not() -> None:
     assert once != other
 
 
-def test_schemes_meet_the_same_text() -> None:
-    texts = {
-        scheme: simulate(SHORT, policy_maker(scheme))[0].tokens
-        for scheme in (SERVER_STREAMING, "chain", FORERUN, "sync:3", CLAIRVOYANT)
-    }
-    assert len(set(texts.values())) == 1
-
-
 ROWS_DEAR = tuple((rows, 0.040 * rows) for rows in (1, 2, 4, 8))
 """A quantized model on one processor core: each row costs a step of its own."""
 
@@ -167,13 +159,6 @@ def test_a_prompt_that_takes_the_draft_long_costs_little_more_than_that_time(sch
     slow = replace(world, device=DeviceSpec(prompt_time=1.0))
     without, with_prompt = (run_scheme(scheme, each)[0].arrivals[-1] for each in (world, slow))
     assert without + 0.3 < with_prompt < without + 1.0
-
-
-def test_a_step_that_grows_with_the_context_slows_long_texts() -> None:
-    verifier = VerifierSpec(step_time_per_context=1e-4)
-    (result,) = simulate(replace(SHORT, verifier=verifier), policy_maker(SERVER_STREAMING))
-    gaps = [after - before for before, after in zip(result.arrivals, result.arrivals[1:], strict=False)]
-    assert gaps[-1] - gaps[0] == pytest.approx(78e-4)
 
 
 # Documents --------------------------------------------------------------------------------------------

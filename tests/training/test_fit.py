@@ -62,15 +62,10 @@ def test_people_are_told_what_it_is_worth_on_other_texts(
     assert isinstance(make_policy(policy.split()[1]), PacerPolicy)
 
 
-def test_what_is_printed_is_what_is_written_and_a_picture_is_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
+def test_what_is_printed_is_what_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, given = tmp_path / "prior.json", recording(tmp_path / "a.jsonl", 0.8)
-    words = ["--json", "--out", str(out), "--plot", str(tmp_path / "a.png")]
-    assert main(["fit", given, *words]) == 0
+    assert main(["fit", given, "--json", "--out", str(out)]) == 0
     assert capsys.readouterr().out == out.read_text(encoding="utf-8")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_too_few_texts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +77,7 @@ def test_too_few_texts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_an_edge_refuses_a_prior_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["edge", "--listen", "127.0.0.1:0", "--draft", "none.gguf"]
     assert main([*words, "--prior", str(tmp_path / "none.json")]) == 2
-    wording.keep(capsys.readouterr().err)
+    wording.keep(capsys.readouterr().err.splitlines()[-1])  # behind the log, which names the time
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

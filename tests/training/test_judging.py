@@ -17,7 +17,6 @@ from training.judging import (
     Mismatch,
     Tokens,
     answers_by,
-    area,
     doctests_pass,
     fit,
     last_line,
@@ -185,17 +184,6 @@ def test_the_weights_are_where_the_loss_is_least() -> None:
     chances = 1 / (1 + np.exp(-(rows @ weights[:-1] + weights[-1])))
     assert rows.T @ (chances - is_hit) + 2.0 * weights[:-1] == pytest.approx(np.zeros(4), abs=1e-6)
     assert chances.sum() == pytest.approx(is_hit.sum())
-
-
-def test_the_area_is_the_chance_that_a_hit_is_ranked_higher() -> None:
-    assert area(np.array([3.0, 2.0, 1.0, 1.0]), np.array([True, False, True, False])) == (1 + 1 + 0 + 0.5) / 4
-
-
-def test_one_kind_of_mismatch_alone_teaches_nothing() -> None:
-    with pytest.raises(UserError, match="both kinds are needed"):
-        fit([each for each in noisy(100) if each.important])
-    with pytest.raises(UserError, match="0 mismatches"):
-        fit([])
 
 
 # Answers

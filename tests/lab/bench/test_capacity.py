@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab.__main__ import main
-from lab.bench.capacity import Plan, compared, loads, text_counts
+from lab.bench.capacity import Plan, compared, loads
 from lab.bench.formula import FORMULA
 from lab.bench.load import SEQUENTIAL, STREAMING, DraftOption, LoadText
 
@@ -53,12 +53,6 @@ def test_ratios_are_over_the_baselines_that_took_part() -> None:
     assert found["times_streaming"]["oracle 0.8"] == 1.5
     assert found["times_sequential"]["oracle 0.8"] == 3.0
     assert found["streaming_steps_over_own"]["oracle 0.8"] == 2.0
-
-
-def test_texts_are_counted_over_all_schemes() -> None:
-    own = {"texts_compared": 4, "texts_different": 1, "failed": 0}
-    found = text_counts([{"schemes": {STREAMING: own, SEQUENTIAL: {**own, "texts_different": 0}}}])
-    assert (found["compared"], found["different_share"]) == (8, 0.125)
 
 
 @pytest.mark.slow

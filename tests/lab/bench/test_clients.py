@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.sampling import SamplingParams
-from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
 from forerun.rig import START_TIMEOUT
 from lab.bench.clients import ClientCrowd, Library
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine, formula_text
@@ -116,25 +114,6 @@ async def test_recorded_drafts_are_said_again() -> None:
         crowd = await carried_out(job(address, drafts=DraftOption.parse("recorded"), policy="chain"), known)
     assert all(run.finished and run.difference is None for run in crowd.runs)
     assert sum(run.stats["accepted"] for run in crowd.runs) > 0
-
-
-async def test_devices_have_connections_of_their_own() -> None:
-    async with verifier() as (address, _), contextlib.AsyncExitStack() as stack:
-        for _ in range(3):
-            channel = await stack.enter_async_context(VerifierChannel(address, OWN_CONNECTION))
-            await channel.describe()
-        connections = _connections(int(address.rpartition(":")[2]))
-    assert len(connections) == 3
-
-
-def _connections(port: int) -> list[str]:
-    """Established connections to a port of this machine, from the client's side."""
-    try:
-        tables = [Path(f"/proc/net/{name}").read_text(encoding="ascii") for name in ("tcp", "tcp6")]
-    except OSError:
-        pytest.skip("needs Linux's /proc/net/tcp")
-    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
-    return [row[1] for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "01"]
 
 
 # As processes

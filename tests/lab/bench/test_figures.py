@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench.figures import costs, ends, latencies, medians, rates, ratio, verifier_figures
-from lab.bench.formula import FormulaEngine
-from lab.bench.host import Meter
+from lab.bench.figures import costs, latencies, medians, rates, ratio, verifier_figures
 from lab.bench.load import TextRun
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
@@ -25,11 +23,6 @@ def test_tokens_per_second_count_from_the_beginning_to_the_last_token() -> None:
     assert found["tokens_per_second_busy"] == pytest.approx(4 / 2)  # until the first of two had no text left
 
 
-def test_no_tokens_have_no_rate() -> None:
-    assert rates([], 0.0, 1)["tokens_per_second"] is None
-    assert latencies([])["ms_per_token"] is None
-
-
 def test_pauses_are_between_arrivals_and_not_between_tokens_of_one() -> None:
     found = latencies([run(0, 0.0, [0.1, 0.2, 0.2, 0.2, 0.5])])
     assert found["gap_ms_p50"] == pytest.approx(200.0)
@@ -44,19 +37,6 @@ def test_costs_are_per_token() -> None:
     assert (found["draft_tokens_per_token"], found["draft_messages_per_token"]) == (2.0, 0.75)
     assert (found["bytes_up_per_token"], found["bytes_down_per_token"]) == (10.0, 5.0)
     assert found["acceptance"] == 0.8
-
-
-def test_texts_that_differ_are_counted_and_named() -> None:
-    runs = [run(0, 0.0, [1.0]), run(1, 0.0, [1.0], difference=5), TextRun(2, 0.0, refused=True, error="full")]
-    runs.append(TextRun(3, 0.0, [1.0], difference=1, error="lost"))
-    found = ends(runs)
-    assert (found["texts"], found["texts_different"], found["refused"], found["failed"]) == (2, 1, 1, 1)
-    assert found["differences"] == [[1, 5]]
-    assert found["errors"] == ["lost"]
-
-
-def test_a_verifier_that_did_nothing_has_no_shares() -> None:
-    assert verifier_figures(Meter(FormulaEngine(64)).take())["gap_share"] is None
 
 
 def test_the_gaps_share_is_of_the_cycles() -> None:

@@ -55,17 +55,6 @@ def test_gaps_lie_between_steps_and_rests_are_none() -> None:
     assert told["wall_ms"] == pytest.approx(5028.0)
 
 
-def test_what_was_taken_is_not_told_again() -> None:
-    clock = Clock()
-    meter = engine = Meter(Engine(clock, iter((1.0, 1.0))), clock, clock)
-    engine.evaluate(StepPlan(()))
-    meter.take()
-    told = meter.take()
-    assert (told["steps"], told["step_ms"]["mean"], told["wall_ms"]) == (0, None, 0.0)
-    engine.evaluate(StepPlan(()))
-    assert meter.take()["cycle_ms"]["mean"] == pytest.approx(1000.0)  # since the last step, which was taken
-
-
 def test_a_metered_scheduler_behaves_as_the_scheduler() -> None:
     clock = Clock()
     engine = FormulaEngine(64)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from common.errors import UserError
 from common.sampling import SamplingParams
-from lab.bench.formula import FORMULA
 from lab.bench.load import (
     DraftOption,
     LoadJob,
@@ -30,12 +29,6 @@ def test_no_two_prompts_begin_alike() -> None:
     assert min(map(len, prompts)) == 60 - 4 * 7
 
 
-def test_many_prompts_are_cut_finer() -> None:
-    prompts = prompts_of([list(range(100 * place, 100 * place + 60)) for place in range(4)], 80)
-    assert len({prompt[:8] for prompt in prompts}) == 80
-    assert min(map(len, prompts)) >= 16
-
-
 def test_prompts_too_short_for_so_many_are_refused() -> None:
     with pytest.raises(UserError, match="do not make 30 different ones"):
         prompts_of([list(range(20))], 30)
@@ -49,11 +42,6 @@ def test_the_first_difference_is_the_first(one: list[int], other: list[int]) -> 
     else:
         assert one[:place] == other[:place]
         assert one[place : place + 1] != other[place : place + 1]
-
-
-def test_the_formula_has_prompts_of_its_own() -> None:
-    prompts = prompt_tokens(FORMULA, ["never read"])
-    assert len({tuple(prompt[:4]) for prompt in prompts}) == len(prompts)
 
 
 @pytest.mark.torch

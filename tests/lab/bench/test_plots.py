@@ -9,7 +9,7 @@ import pytest
 
 from common.errors import UserError
 from lab.bench.load import SEQUENTIAL, STREAMING
-from lab.bench.plots import plot_capacity, rows_of, styles_of
+from lab.bench.plots import plot_capacity
 
 pytest.importorskip("matplotlib")
 
@@ -34,18 +34,6 @@ def test_a_report_is_drawn_and_the_same_twice(tmp_path: Path) -> None:
     assert b"<path" in first
     plot_capacity(report(), out)
     assert out.read_bytes() == first
-
-
-def test_rows_are_in_the_order_of_the_axis() -> None:
-    x, rows = rows_of(report())
-    assert x == "sessions"
-    assert [row[x] for row in rows if row["scheme"] == STREAMING] == [1, 8, 32]
-
-
-def test_every_scheme_looks_different() -> None:
-    found = styles_of(NAMES)
-    assert list(found) == list(NAMES)
-    assert len({(style.colour, style.line) for style in found.values()}) == len(NAMES)
 
 
 def test_an_empty_report_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -53,45 +53,6 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["--out", str(tmp_path)]) == 2
     assert "sees no CUDA device" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_clash_of_versions_is_told_in_its_own_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """transformers raises an import error without a module's name."""
-    import builtins
-
-    from lab.benchmarks.gpu_step.__main__ import main
-
-    plain = builtins.__import__
-
-    def clash(name: str, *given: Any, **words: Any) -> Any:
-        if name == "transformers":
-            raise ImportError("huggingface-hub>=1.31 is required")
-        return plain(name, *given, **words)
-
-    monkeypatch.setattr(builtins, "__import__", clash)
-    assert main(["--tiny", "--out", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert "huggingface-hub>=1.31 is required" in told
-    assert "None" not in told
-
-
-@pytest.mark.soak
-def test_without_grpc_only_the_real_verifier_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lab.benchmarks.gpu_step import serving
-    from lab.benchmarks.gpu_step.__main__ import main
-
-    def refuse(name: str) -> None:
-        raise RuntimeError("The grpc package installed is at version 1.60.0")
-
-    monkeypatch.setattr(serving, "import_module", refuse)
-    assert main(["--tiny", "--out", str(tmp_path), "--parts", "serving", "host"]) == 0
-    report = json.loads((tmp_path / "gpu_step.json").read_text())
-    assert "at version 1.60.0" in report["serving"][0]["skipped"]
-    assert report["host"][0]["sum"] > 0
 
 
 def test_a_part_that_fails_costs_no_other(

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.draft.measure_pace import PaceTables
 from lab.benchmarks.plans import item_of
-from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings, ratio
+from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
 from lab.benchmarks.real_sizes.oracle import OracleEngine
 from lab.benchmarks.real_sizes.pair import PairText
@@ -116,17 +116,6 @@ def test_the_scheduler_is_told_what_further_rows_take() -> None:
     assert clock.now - began == pytest.approx(0.08, abs=1e-4)
     assert dict(engine.info.row_times)[2] == pytest.approx(0.08)
     assert oracle(text)[0].info.row_times == (), "an engine that measures no rows names none"
-
-
-def test_the_share_that_repeats_counts_runs_that_stood_before() -> None:
-    assert PairText((1, 2, 3, 4), 0.0, 0, (1, 2, 3, 4, 9)).repeated == pytest.approx(1 / 5)
-    assert PairText((1,), 0.0, 0, (2, 3, 4, 5)).repeated == 0.0
-
-
-def test_adaptive_is_held_against_the_best_of_the_others() -> None:
-    paces = {"off": 60.0, "chain": 40.0, "adaptive": 50.0}
-    row = {"policies": {name: {"ms_per_token": pace} for name, pace in paces.items()}}
-    assert ratio(row) == 1.25
 
 
 # The simulator's prediction

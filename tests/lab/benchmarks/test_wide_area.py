@@ -18,15 +18,11 @@ from lab.benchmarks.wide_area import (
     SPEEDUP,
     LinkSetting,
     WideAreaReport,
-    has_search,
-    is_identical,
     main,
     make_parser,
     plot,
     row_of,
-    schemes_of,
     settings_of,
-    table,
 )
 from simulator import canvas
 from simulator.canvas import COLOURS
@@ -44,18 +40,6 @@ def test_every_combination_runs_floor_by_floor_the_nearest_first() -> None:
     assert settings_of(options) == [
         LinkSetting(floor, 0.8, rtt) for floor in (30.0, 10.0) for rtt in (20.0, 60.0)
     ]
-
-
-def test_a_colocated_draft_needs_the_link_of_no_length() -> None:
-    options = options_of("--rtt", "60", "--floor", "30", "--temperature", "0", "--schemes", "colocated")
-    near, far = settings_of(options)
-    assert (near.rtt_ms, far.rtt_ms) == (0.0, 60.0)
-    assert has_search(options, near)
-    assert not has_search(options, far)
-
-
-def test_server_streaming_is_always_there_to_be_compared_with() -> None:
-    assert schemes_of(options_of("--schemes", "forerun", "chain")) == ["server_streaming", "chain", "forerun"]
 
 
 @pytest.mark.soak
@@ -132,30 +116,6 @@ def test_a_row_has_the_figures_of_every_scheme() -> None:
     }  # fmt: skip
 
 
-def test_of_the_device_alone_nothing_is_said_but_whose_text_it_is() -> None:
-    row = report_of(0.0).rows[LinkSetting(30.0, 0.8, 0.0)]
-    alone = row["schemes"][DEVICE_ONLY]
-    assert (alone["identical"], alone["text_of"], alone["target_step_ms"]) == (None, "draft", None)
-    assert {each["text_of"] for name, each in row["schemes"].items() if name != DEVICE_ONLY} == {"target"}
-    assert is_identical(row)
-
-
-def test_another_text_of_any_other_scheme_is_told() -> None:
-    found = measured(12.0)
-    found.runs[FORERUN][1]["text"] = [5, 6, 7, 9]
-    row = row_of(LinkSetting(30.0, 0.8, 0.0), found, True)
-    assert not is_identical(row)
-    report = WideAreaReport({}, {}, {LinkSetting(30.0, 0.8, 0.0): {**row, SPEEDUP: {}}})
-    assert "NO" in table(report)[2]
-
-
-def test_a_draft_beside_the_target_knows_the_users_link_by_its_first_token_only() -> None:
-    near, far = (row["schemes"][COLOCATED] for row in report_of(0.0, 60.0).rows.values())
-    assert (near["ms_per_token"], far["ms_per_token"]) == (12.0, 12.0)
-    assert (near["ttft_ms"], far["ttft_ms"]) == (100.0, 160.0)
-    assert (far["block"], far["bytes_up_per_token"], far["measured_at_rtt_ms"]) == (8, None, 0.0)
-
-
 def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     report = report_of(0.0, 60.0)
@@ -168,29 +128,6 @@ def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="not a report"):
         WideAreaReport.resumed(path, {"seed": 1}, {})
-
-
-def test_a_table_has_a_line_a_setting_and_a_column_a_scheme() -> None:
-    report = report_of(0.0, 60.0)
-    del report.rows[LinkSetting(30.0, 0.8, 0.0)]["schemes"][FORERUN]
-    _, head, first, second, _ = table(report)
-    titles = "floor T RTT streaming best sync forerun co-located device* k identical after a cut"
-    assert " ".join(head.split()) == titles
-    assert first.split() == ["30", "0.8", "0", "30.00", "12.00", "-", "12.00", "2.00", "8", "yes", "yes"]
-    assert second.split() == [
-        "30",
-        "0.8",
-        "60",
-        "30.00",
-        "72.00",
-        "15.00",
-        "12.00",
-        "2.00",
-        "8",
-        "yes",
-        "yes",
-    ]
-    assert table(report, SPEEDUP)[3].split()[3:8] == ["1.00", "0.42", "2.00", "2.50", "15.00"]
 
 
 # The plot

@@ -10,11 +10,10 @@ from itertools import islice
 import pytest
 
 from forerun.doctests import Verdict, check, run_doctests
-from lab.demo_models import PROMPTS, pipelines
+from lab.demo_models import PROMPTS
 from lab.demo_models.corpus import bundled_prompts, document, draw_function, held_out_functions, plain
 from lab.demo_models.forms import FORMS
-from lab.demo_models.functions import LINE_WIDTH, Function, parameters_of, singular
-from lab.demo_models.pipelines import Piece
+from lab.demo_models.functions import LINE_WIDTH, Function
 
 
 def drawn(count: int, seed: int = 0) -> list[Function]:
@@ -39,29 +38,6 @@ def test_functions_pass_their_own_doctests() -> None:
         if (prompt := function.prompt(rng)) is not None:
             (outcome,) = run_doctests(prompt + function.indented_body)
             assert outcome.verdict is Verdict.PASSED, outcome
-
-
-def test_every_form_can_show_examples() -> None:
-    rng = random.Random(4)
-    for form in FORMS:
-        assert any(form.draw(rng).prompt(rng) is not None for _ in range(20))
-
-
-def test_there_are_a_million_distinct_functions() -> None:
-    """Only pipelines over one list of numbers are counted, and of their folds those that take a map."""
-    folds = [fold for fold in pipelines.FOLDS if "int" in fold.takes and not fold.bare]
-    nouns = len(pipelines.NUMBER_NOUNS)
-    adjectives, clauses = (
-        1 + kinds(each) for each in (pipelines.NUMBER_ADJECTIVES, pipelines.NUMBER_CLAUSES)
-    )
-    maps = 1 + kinds(pipelines.NUMBER_MAPS[:-1])
-    assert nouns * adjectives * clauses * maps * len(folds) > 1_000_000
-    some = drawn(2000, seed=5)
-    assert len({each.head + each.description + each.body for each in some}) > 0.8 * len(some)
-
-
-def kinds(table: tuple[Piece, ...]) -> int:
-    return sum(max(1, len(piece.constants)) for piece in table)
 
 
 def test_a_description_decides_what_its_body_computes() -> None:
@@ -90,11 +66,6 @@ def test_a_document_parses_and_keeps_its_lines_short() -> None:
         assert all(len(line) <= LINE_WIDTH for line in text.split("\n") if not line.startswith("#"))
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
-
-
-def test_parameters_and_nouns_are_taken_apart() -> None:
-    assert parameters_of("a: dict[str, int], b: int") == ["a: dict[str, int]", "b: int"]
-    assert [singular(noun) for noun in ("numbers", "names", "prices")] == ["number", "name", "price"]
 
 
 def test_the_committed_prompts_are_those_that_the_training_writes() -> None:

@@ -137,35 +137,3 @@ def test_the_bundled_heads_save_a_third_of_the_targets_steps() -> None:
     for temperature in (0.0, 0.8):
         sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=40)
         assert try_drafter(engine, prompts, sampling).levels[-1].steps_per_token <= 0.65
-
-
-@pytest.mark.torch
-def test_a_text_is_the_targets_own_and_a_model_accepts_itself() -> None:
-    import torch
-
-    from lab.demo_models.architecture import new_model
-    from lab.demo_models.evaluate import accepted, write
-
-    model = new_model(1, seed=0).eval()
-    for temperature in (0.0, 0.8):
-        text = write(model, [5, 6, 7], temperature, seed=3)
-        assert all(accepted(model, text))
-    with torch.no_grad():
-        greedy = write(model, [5, 6, 7], 0.0, seed=4).added[0]
-        assert greedy == model(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1].argmax()
-
-
-@pytest.mark.torch
-def test_a_model_agrees_with_itself_everywhere() -> None:
-    import torch
-
-    from lab.demo_models.architecture import new_model
-    from lab.demo_models.evaluate import compare, summarise
-
-    model = new_model(1, seed=0).eval()
-    result = compare(model, model, torch.arange(129), context=32)
-    assert len(result.agrees) == 128
-    assert torch.equal(result.target_loss, result.draft_loss)
-    summary = summarise(result, num_bytes_per_token=3.0)
-    assert summary["agreement"] == 1.0
-    assert summary["target"] == summary["draft"]

@@ -75,11 +75,6 @@ def test_llama_cpp_gives_the_same_tokens(tokenizer: Tokenizer) -> None:
             assert tokenizer.encode(text, add_special_tokens=False).ids == draft.tokenize(text, False)
 
 
-def test_decoding_gives_the_text_back(tokenizer: Tokenizer) -> None:
-    for text in samples():
-        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
-
-
 @pytest.mark.torch
 def test_transformers_loads_the_same_tokenizer(tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer

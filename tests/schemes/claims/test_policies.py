@@ -23,11 +23,11 @@ from schemes.policies.amusd import AmusdPolicy
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
 from schemes.policies.pacer import PacerPolicy, StopScorer
-from schemes.policies.parked import ParkedPolicy, off_line
+from schemes.policies.parked import ParkedPolicy
 from schemes.policies.pearl import PearlPolicy
 from schemes.policies.picospec import PicoSpecPolicy
 from schemes.policies.rounds import MAX_BLOCK
-from schemes.policies.saguaro import SaguaroPolicy, cache_time, fan_outs, verdict_time
+from schemes.policies.saguaro import SaguaroPolicy, fan_outs
 from schemes.policies.specedge import SpecEdgePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
@@ -182,19 +182,6 @@ def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
 # Synchronous --------------------------------------------------------------------------------------------
 
 
-def test_the_delay_optimal_block_is_soon_as_good_as_the_best_one() -> None:
-    """Over three texts, from the 100th token on."""
-    worlds = [
-        World(tokens=400, link=LinkSpec(rtt=0.06), draft=BetaDraft(mean=0.7), seed=seed) for seed in (1, 2, 3)
-    ]
-
-    def mean_pace(scheme: str) -> float:
-        return sum(pace(simulate(world, policy_maker(scheme))[0], first=100) for world in worlds) / 3
-
-    best = min(mean_pace(f"sync:{block}") for block in (3, 4, 5, 6))
-    assert mean_pace("sync_delay_optimal") < 1.05 * best
-
-
 def test_the_delay_optimal_block_grows_with_the_delay_and_ever_slower() -> None:
     blocks = [delay_optimal_block(view_at(rtt, 0.8)) for rtt in (0.0, 0.1, 0.2, 0.4, 0.8)]
     assert blocks == sorted(blocks)
@@ -219,17 +206,6 @@ def test_bild_ends_a_block_before_the_first_token_below_the_fallback() -> None:
     assert all(least >= math.log(0.6) for least, _ in seen)
     assert any(is_short for _, is_short in seen)
     assert len(seen) < result.stats.target_steps, "where the first token is unsure the target writes alone"
-
-
-def test_bild_without_a_fallback_drafts_whole_blocks() -> None:
-    sizes: list[int] = []
-
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "send" and nodes and view.last_position - view.tree.tip_position > 5:
-            sizes.append(len(nodes))
-
-    run(SHORT, lambda: Watched(BildPolicy(0.0, block=5), see))
-    assert set(sizes) == {5}
 
 
 def test_pacer_sends_at_the_end_of_a_block_when_its_tokens_are_doubtful() -> None:
@@ -277,12 +253,6 @@ def test_neither_side_ever_waits(make: Callable[[], GrowthPolicy]) -> None:
     assert by_blocks.stats.draft_time < 0.5 * by_blocks.arrivals[-1]
 
 
-def test_amusd_sends_each_token_as_soon_as_it_is_drafted() -> None:
-    sizes: list[int] = []
-    run(SHORT, lambda: Watched(AmusdPolicy(), lambda what, _, nodes: sizes.append(len(nodes))))
-    assert max(sizes) == 1
-
-
 def test_pearl_sends_whole_chunks_of_a_target_step() -> None:
     policy, sizes = PearlPolicy(), list[int]()
 
@@ -324,17 +294,6 @@ def test_specedge_has_one_tree_in_flight_and_the_next_one_ready() -> None:
     assert max(gaps(result)) < 0.1 + 0.03 + 32 * 0.00005 + 1e-9  # no draft step in between
 
 
-def test_specedge_drafts_one_level_a_step() -> None:
-    positions: list[set[int]] = []
-
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "expand" and nodes:
-            positions.append({node.position for node in nodes})
-
-    run(SHORT, lambda: Watched(SpecEdgePolicy(), see))
-    assert all(len(level) == 1 for level in positions)
-
-
 def test_the_fan_out_is_geometric_with_a_raised_end() -> None:
     fans = fan_outs(6, acceptance=0.64, budget=20.0, exponent=1.0)
     ratios = [after / before for before, after in pairwise(fans)]
@@ -349,22 +308,6 @@ def test_saguaro_sends_a_foreseen_block_without_drafting() -> None:
     assert max(gaps(result)[1:-1]) < 0.1 + 0.03 + MAX_BLOCK * 0.00005 + 1e-9
     drafted_anew = run(world, DelayOptimalPolicy)
     assert min(gaps(drafted_anew)[1:-1]) > 0.1 + 0.03 + 0.002
-
-
-def test_saguaros_guesses_beside_the_block_pay() -> None:
-    """Without guesses only a block that is right to its end is followed at once."""
-    world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.06))
-    assert pace(run(world, SaguaroPolicy)) < 0.97 * pace(run(world, lambda: SaguaroPolicy(budget=1)))
-
-
-def test_saguaros_block_fits_the_time_of_a_verdict() -> None:
-    """A foreseen verdict's drafting is hidden, so the block is longer than a synchronous one."""
-    view = view_at(0.03, 0.85)
-    view.pace.rows.measured({1: 0.005, 64: 0.005})
-    policy = SaguaroPolicy()
-    block = policy.best_block(view)
-    assert delay_optimal_block(view) < block
-    assert cache_time(view, block, policy.ends(view, block)) <= verdict_time(view, block)
 
 
 def test_saguaro_foresees_as_many_ends_as_a_verdict_leaves_time_for() -> None:
@@ -391,18 +334,3 @@ def test_parked_branches_save_round_trips() -> None:
     world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.2))
     with_branches, without = run(world, ParkedPolicy), run(world, lambda: ParkedPolicy(fan_out=0))
     assert with_branches.arrivals[-1] < 0.9 * without.arrivals[-1]
-
-
-def test_parked_branches_hang_beside_the_chain_and_are_sent() -> None:
-    widths, lengths, sent = list[int](), list[int](), list[int]()
-
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "send":
-            widths.extend(len(node.children) for node in view.tree.live.values())
-            lengths.extend(off_line(view, node) for node in nodes)
-            sent.append(len(nodes))
-
-    run(SHORT, lambda: Watched(ParkedPolicy(), see))
-    assert max(widths) == 3
-    assert max(lengths) == 3
-    assert sum(sent) > 2 * SHORT.tokens

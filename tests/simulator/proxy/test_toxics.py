@@ -104,8 +104,3 @@ def test_toxicity_0_never_applies_1_always_and_the_draw_repeats(seed: int, conne
     assert not Timeout(toxicity=0).applies(seed, connection)
     assert Timeout(toxicity=1).applies(seed, connection)
     assert Timeout(toxicity=0.5).applies(seed, connection) == Timeout(toxicity=0.5).applies(seed, connection)
-
-
-def test_toxicity_is_a_share_of_connections() -> None:
-    hits = sum(Timeout(toxicity=0.3).applies(7, connection) for connection in range(2000))
-    assert 540 <= hits <= 660  # 600 +- 3 standard deviations; the seed is fixed
