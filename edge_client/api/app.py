@@ -173,9 +173,9 @@ class Api:
         body = self.stored.continued(body) if dialect is Responses else body
         spec = await service.read(dialect, body)
         if not spec.stream:
-            found = await self._unless_gone(request, whole(service.texts, spec))
-            self.stored.ended(spec, found)
-            return JsonResponse(found)
+            response = await self._unless_gone(request, whole(service.texts, spec))
+            self.stored.ended(spec, response)
+            return JsonResponse(response)
         events = streams.named(name, spec) if name else streams.unnamed(spec)
         return event_stream(events, dialect.media_type)
 
@@ -191,8 +191,8 @@ class Api:
                 raise stopping()
             if not task.done():
                 raise ApiError(CLIENT_GONE, "the client went away") if gone.done() else too_long(self._limit)
-            found: dict[str, Any] = task.result()
-            return found
+            response: dict[str, Any] = task.result()
+            return response
         finally:
             gone.cancel()
             stopped.cancel()
@@ -335,9 +335,9 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
 
 async def _error(request: Request, error: Exception) -> Response:
     """Return the error in the endpoint's shape. A defect also reaches uvicorn, which logs it."""
-    found = api_error(error)
-    log_refusal(request.method, request.url.path, found)
-    return JsonResponse(error_body(request.url.path, found), found.status, found.headers)
+    refusal = api_error(error)
+    log_refusal(request.method, request.url.path, refusal)
+    return JsonResponse(error_body(request.url.path, refusal), refusal.status, refusal.headers)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -370,9 +370,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: ("this path does not allow the request's method", "wrong_method"),
     }
     words, code = said.get(error.status_code, (error.detail, None))
-    found = ApiError(error.status_code, f"{what}: {words}", code=code)
-    log_refusal(request.method, request.url.path, found)
-    return JsonResponse(error_body(request.url.path, found), found.status, error.headers)
+    refusal = ApiError(error.status_code, f"{what}: {words}", code=code)
+    log_refusal(request.method, request.url.path, refusal)
+    return JsonResponse(error_body(request.url.path, refusal), refusal.status, error.headers)
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -380,20 +380,20 @@ async def _body(request: Request) -> dict[str, Any]:
     raw = await request.body()
     try:
         text = raw.decode(json.detect_encoding(raw))
-        found = json.loads(text)
+        body = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also bytes that are not UTF-8
         raise ApiError(400, f"the body is not JSON: {error}"[:300], code="invalid_json") from error
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    if is_too_deep(found):
+    if is_too_deep(body):
         words = f"the body is nested too deeply: at most {MAX_DEPTH} lists and objects within each other"
         raise ApiError(400, words, code="invalid_json")
     if HALF_A_PAIR.search(text):
-        found |= {name: well_formed(found[name]) for name in CONVERSATION if name in found}
-        if has_half(json.dumps(found, ensure_ascii=False)):
+        body |= {name: well_formed(body[name]) for name in CONVERSATION if name in body}
+        if has_half(json.dumps(body, ensure_ascii=False)):
             words = "the body holds half a surrogate pair (\\ud800 to \\udfff); send whole characters"
             raise ApiError(400, words, code="invalid_json")
-    return found
+    return body
 
 
 def _conversation(request: Request) -> str:

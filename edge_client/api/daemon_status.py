@@ -12,25 +12,25 @@ from edge_client.network.member import Health, VerifierStatus
 from edge_client.texts.text_service import Orders, TextService
 
 
-def verifier_status(found: VerifierStatus) -> dict[str, Any]:
+def verifier_status(verifier: VerifierStatus) -> dict[str, Any]:
     """Return one verifier's part of the status."""
     return {
-        "address": found.address,
-        "health": found.health.value,
-        "reachable": found.health in (Health.READY, Health.FULL, Health.DRAINING),
-        "why": found.why,
-        "for_s": round(found.lasts, 1),
-        "rtt_ms": _ms(found.latest_rtt),
-        "min_rtt_ms": _ms(found.min_rtt),
-        "smoothed_rtt_ms": _ms(found.smoothed_rtt),
-        "model": found.model,
-        "version": found.version,
-        "fits": found.fits,
-        "sessions": found.num_sessions,
-        "max_sessions": found.max_sessions,
-        "streams": found.num_streams,
-        "last_error": found.last_error,
-        "privacy": None if found.held is None else found.held.as_json(),
+        "address": verifier.address,
+        "health": verifier.health.value,
+        "reachable": verifier.health in (Health.READY, Health.FULL, Health.DRAINING),
+        "why": verifier.why,
+        "for_s": round(verifier.lasts, 1),
+        "rtt_ms": _ms(verifier.latest_rtt),
+        "min_rtt_ms": _ms(verifier.min_rtt),
+        "smoothed_rtt_ms": _ms(verifier.smoothed_rtt),
+        "model": verifier.model,
+        "version": verifier.version,
+        "fits": verifier.fits,
+        "sessions": verifier.num_sessions,
+        "max_sessions": verifier.max_sessions,
+        "streams": verifier.num_streams,
+        "last_error": verifier.last_error,
+        "privacy": None if verifier.held is None else verifier.held.as_json(),
     }
 
 

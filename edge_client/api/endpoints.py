@@ -71,10 +71,6 @@ LONG_TEXT = 65_536
 UNKNOWN_ROOM = 4096
 """Positions of a text until a verifier reports its limit."""
 
-UNTOLD_POSITIONS = 16_384 - 64
-"""Positions of prompt and text for a verifier that reports no limit. Such a verifier is older than the field
-`max_session_positions`. It has 16,384 KV slots by default, including nodes of a step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
@@ -115,8 +111,8 @@ class TextEndpoints:
 
         A target keeps its name while no verifier fits, so that no draft of this name writes in its place.
         """
-        if (found := self.texts.verifiers.best()) is not None:
-            self._target = target_name(found.model)
+        if (described := self.texts.verifiers.best()) is not None:
+            self._target = target_name(described.model)
         return self._models_of(self._target)
 
     @property
@@ -144,8 +140,8 @@ class TextEndpoints:
 
     def writer(self, name: str) -> tuple[str, Writer]:
         """Return the model of this name, or the default for none. Raises `ApiError` for an unknown one."""
-        if (found := self.find(name)) is not None:
-            return found
+        if (model := self.find(name)) is not None:
+            return model
         models = self.models()
         if not is_default(name):
             raise unknown_model(name, (*models, DEFAULT))
@@ -161,11 +157,11 @@ class TextEndpoints:
         Names from before a verifier's answer stay valid, as does the target's name with its folders.
         """
         name = name.removesuffix(LATEST)
-        models, found, own = self.models(), self.texts.verifiers.best(), self._own(name)
+        models, described, own = self.models(), self.texts.verifiers.best(), self._own(name)
         for each in (own, name):
             if each in models:
                 return name, models[each]
-        others = self._models_of(UNTOLD) | (self._models_of(found.model) if found is not None else {})
+        others = self._models_of(UNTOLD) | (self._models_of(described.model) if described is not None else {})
         writer = others.get(own) or others.get(name)
         prefix = name[: len(name) - len(own)] if own in others else ""
         return next(((prefix + each, known) for each, known in models.items() if known is writer), None)
@@ -191,10 +187,10 @@ class TextEndpoints:
 
     def _with_setting(self, error: ApiError) -> ApiError:
         """Return the error of a text that is too long. It names the setting if that is the limit."""
-        found = self.texts.verifiers.best()
-        if found is None or self.texts.max_positions == found.max_positions:
+        described = self.texts.verifiers.best()
+        if described is None or self.texts.max_positions == described.max_positions:
             return error
-        words = f"The model takes {found.max_positions} tokens; `forerun verify` runs with too few --slots."
+        words = f"The model takes {described.max_positions}; `forerun verify` runs with too few --slots."
         return wrong(error.param or "prompt", f"{error} {words}", error.code)
 
     async def _spec(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
@@ -235,8 +231,8 @@ class TextEndpoints:
 
     async def render(self, chat: ChatPrompt) -> str:
         """Return a chat rendered by the target's template. Tools are listed unless none may be called."""
-        found = self.texts.verifiers.best()
-        if found is None and not self.defaults.template and (why := self.texts.verifiers.refusal()):
+        described = self.texts.verifiers.best()
+        if described is None and not self.defaults.template and (why := self.texts.verifiers.refusal()):
             raise why
         template = self.chat_template()
         tools = [] if chat.tools.rule is CallRule.NONE else _listed(chat)
@@ -255,16 +251,16 @@ class TextEndpoints:
 
         Raises `UserError` if there is none, `UnavailableError` if none is known yet.
         """
-        found, own = self.texts.verifiers.best(), self.defaults.template
-        if found is not None and found.chat_template:
-            return _parsed(found.chat_template, found.bos_token, found.eos_token)
+        described, own = self.texts.verifiers.best(), self.defaults.template
+        if described is not None and described.chat_template:
+            return _parsed(described.chat_template, described.bos_token, described.eos_token)
         if own:
             return _parsed(own, "", "")
-        if found is None:
+        if described is None:
             raise UnavailableError(
                 "no verifier has reported its chat template yet; try again, or use /v1/completions"
             )
-        raise UserError(f"the target {found.model} has no chat template; use /v1/completions")
+        raise UserError(f"the target {described.model} has no chat template; use /v1/completions")
 
     def _style(self, template: ChatTemplate) -> CallStyle:
         """Return how the target is shown messages and tools, in the first case after some renderings."""
@@ -273,15 +269,15 @@ class TextEndpoints:
     @property
     def _own_reading(self) -> str:
         """Return the response template of the target's makers; empty without one."""
-        found = self.texts.verifiers.best()
-        return found.response_template if found is not None else ""
+        described = self.texts.verifiers.best()
+        return described.response_template if described is not None else ""
 
     @cached_property
     def _controls(self) -> Controls:
         """Return the control tokens that a text names."""
         words = self.texts.words
         ids = {text: words.tokenize(text, True) for text in words.control_texts if len(text) > 1}
-        return Controls({text: found[0] for text, found in ids.items() if len(found) == 1})
+        return Controls({text: tokens[0] for text, tokens in ids.items() if len(tokens) == 1})
 
     def _held(self, asked: ParsedRequest, tools: Tools, message: MessageForm) -> ParsedRequest:
         """Return a chat's request with the grammar that its tools and format need. Raises `ApiError`."""
@@ -326,10 +322,10 @@ class TextEndpoints:
             why = "the target has no tokens to fill in the middle of a text; send a prompt without a suffix"
             raise unsupported("suffix", why)
         self._bound(gap.num_chars, param)
-        found = await self._in_thread(
+        tokens = await self._in_thread(
             infill.prompt, gap, lambda text: words.tokenize(text, False), gap.num_chars
         )
-        return [*words.begin_ids, *found], infill.ends
+        return [*words.begin_ids, *tokens], infill.ends
 
     async def prompt(
         self, prompt: ChatPrompt | str | list[Any], param: str
@@ -376,12 +372,12 @@ class TextEndpoints:
 
     async def _references(self, asked: ParsedRequest) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of the texts that the answer may repeat, `MOST_REFERRED` at most together."""
-        found, left = list[tuple[int, ...]](), MOST_REFERRED
+        references, left = list[tuple[int, ...]](), MOST_REFERRED
         for text in asked.references:
             tokens = await self._in_thread(self.texts.words.tokenize, text, False, len(text))
-            found.append(tokens[:left])
-            left -= len(found[-1])
-        return tuple(filter(None, found))
+            references.append(tokens[:left])
+            left -= len(references[-1])
+        return tuple(filter(None, references))
 
     async def _in_thread(
         self, tokenize: Callable[[T, Any], Sequence[int]], text: T, how: Any, num_chars: int
@@ -458,20 +454,20 @@ class TextEndpoints:
 
     def sampling_defaults(self) -> dict[str, Any]:
         """Return the target's sampling defaults for requests without their own values."""
-        found = self.texts.verifiers.best()
-        return found.sampling_defaults.advised if found is not None and self.defaults.sampling else {}
+        described = self.texts.verifiers.best()
+        return described.sampling_defaults.advised if described is not None and self.defaults.sampling else {}
 
     def _check_grammar(self, grammar: str) -> None:
         """Raise `ApiError` if the verifier does not support grammars and would ignore this one."""
-        found = self.texts.verifiers.best()
-        if grammar and found is not None and not found.grammars:
-            raise wrong("response_format", f"the verifier of {found.model} does not support grammars")
+        described = self.texts.verifiers.best()
+        if grammar and described is not None and not described.grammars:
+            raise wrong("response_format", f"the verifier of {described.model} does not support grammars")
 
     def _check_token_ids(self, sampling: SamplingParams) -> None:
         """Raise `ApiError` for ids outside the target's vocabulary. The verifier would refuse them, too, but
         without the request's field."""
-        found = self.texts.verifiers.best()
-        size = found.vocab_size if found is not None else self.texts.words.num_vocab
+        described = self.texts.verifiers.best()
+        size = described.vocab_size if described is not None else self.texts.words.num_vocab
         biased = tuple(token for token, _ in sampling.logit_bias)
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
             if (outside := max(tokens, default=0)) >= size:
@@ -483,19 +479,17 @@ class TextEndpoints:
         room = (longest or max(UNKNOWN_ROOM, num_prompt + 1)) - num_prompt
         if room < 1 or (asked is not None and asked > room and longest and not dialect.shortens):
             raise too_many_tokens(dialect.param, longest, num_prompt, asked)
-        found = self.texts.verifiers.best() if writer is not Writer.DRAFT else None
-        quota = found.max_text_tokens if found is not None else None
+        described = self.texts.verifiers.best() if writer is not Writer.DRAFT else None
+        quota = described.max_text_tokens if described is not None else None
         if asked is not None and asked > (quota or asked) and not dialect.shortens:
             raise wrong("max_tokens", f"max_tokens is {asked}; the verifier's quota allows {quota} at most")
-        if found is not None and found.max_session_positions is None:
-            room = max(1, min(room, UNTOLD_POSITIONS - num_prompt))
         if asked is not None and dialect.shortens:
             return min(asked, room, quota or room)
         return asked or min(room, dialect.default_tokens or room, quota or room)
 
     def _system_fingerprint(self) -> str:
-        found = self.texts.verifiers.best()
-        fingerprint = found.fingerprint if found is not None else self.texts.vocabulary.fingerprint
+        described = self.texts.verifiers.best()
+        fingerprint = described.fingerprint if described is not None else self.texts.vocabulary.fingerprint
         return f"fp_{fingerprint[:6].hex()}"
 
 

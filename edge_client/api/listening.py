@@ -151,10 +151,10 @@ def _bind(listen: str) -> tuple[socket.socket, str]:
 
 
 def _tcp_socket(listen: str) -> socket.socket:
-    found = host_and_port(listen)
-    if found is None:
+    address = host_and_port(listen)
+    if address is None:
         raise UserError(f"the API's address is {listen!r}; it must be HOST:PORT or unix:PATH")
-    host, port = found
+    host, port = address
     family, kind, protocol, _, place = socket.getaddrinfo(
         host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

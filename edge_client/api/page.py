@@ -137,11 +137,11 @@ class TreeWatch:
 
     def _committed(self, tree: SpeculationTree) -> list[tuple[int, str]]:
         """Return the commits since the last snapshot: [its node or 0, text]."""
-        found, parent = list[tuple[int, str]](), self._tip
+        commits, parent = list[tuple[int, str]](), self._tip
         for token in tree.committed[self._length :]:
             parent = self._shown.get((parent, token), 0)
-            found.append((parent, spelled(self._words, [token])))
-        return found
+            commits.append((parent, spelled(self._words, [token])))
+        return commits
 
 
 async def _events(texts: TextService, name: str, live: Live) -> AsyncIterator[bytes]:

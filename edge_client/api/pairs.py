@@ -40,26 +40,26 @@ class Pairs:
 
     def models(self) -> dict[str, tuple[TextEndpoints, Writer]]:
         """Return each model of each pair once, by a name that chooses it, and `DEFAULT` last."""
-        found = dict[str, tuple[TextEndpoints, Writer]]()
+        models = dict[str, tuple[TextEndpoints, Writer]]()
         for each in self:
             for name, writer in each.models().items():
                 chooses = self._find(name) is each and each.find(name) == (name, writer)
-                found[name if chooses else f"{each.pair}/{name}"] = each, writer
-        return found | {DEFAULT: next(iter(found.values()))}
+                models[name if chooses else f"{each.pair}/{name}"] = each, writer
+        return models | {DEFAULT: next(iter(models.values()))}
 
     async def of(self, body: Mapping[str, Any]) -> TextEndpoints:
         """Return the pair of a request's `model`. Raises `ApiError` for an unknown model."""
         model = body.get("model", "")
         if len(self._by_name) == 1 or not isinstance(model, str):
             return self.first
-        if (found := self._find(model)) is None and is_default(model):
+        if (pair := self._find(model)) is None and is_default(model):
             return self.first
-        if found is None:
+        if pair is None:
             await self.heard()
-            found = self._find(model)
-        if found is None:
+            pair = self._find(model)
+        if pair is None:
             raise unknown_model(model, self.models())
-        return found
+        return pair
 
     def _find(self, model: str) -> TextEndpoints | None:
         """Return the pair of a model. Its own name comes first, then `PAIR/MODEL`, then what a pair lists."""

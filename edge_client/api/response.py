@@ -195,14 +195,14 @@ class ResponseWriter:
     @property
     def usage(self) -> Usage:
         """Return the usage of all texts that have ended. Their prompt counts once."""
-        found = [each.usage for each in self.choices if each.usage is not None]
+        usages = [each.usage for each in self.choices if each.usage is not None]
         return Usage(
-            prompt=found[0].prompt,
-            cached=max(each.cached for each in found),
-            text=sum(each.text for each in found),
-            reasoning=sum(each.reasoning for each in found),
-            accepted=sum(each.accepted for each in found),
-            rejected=sum(each.rejected for each in found),
+            prompt=usages[0].prompt,
+            cached=max(each.cached for each in usages),
+            text=sum(each.text for each in usages),
+            reasoning=sum(each.reasoning for each in usages),
+            accepted=sum(each.accepted for each in usages),
+            rejected=sum(each.rejected for each in usages),
         )
 
 
@@ -242,14 +242,14 @@ def event_stream(body: AsyncIterator[bytes], media_type: str = SSE) -> Response:
 def summary(live: Live) -> Json:
     """Return our own object at the end of a response."""
     answer = live.answer
-    found: Json = {**answer.figures.as_json(), "seed": answer.request.sampling.seed, "notes": live.notes}
+    ours: Json = {**answer.figures.as_json(), "seed": answer.request.sampling.seed, "notes": live.notes}
     if answer.request.advised:
-        found["sampling_defaults"] = dict(answer.request.advised)
+        ours["sampling_defaults"] = dict(answer.request.advised)
     if answer.stopped_by is not None:
-        found["stopped_by"] = answer.stopped_by
+        ours["stopped_by"] = answer.stopped_by
     if answer.differences:
-        found["differences"] = [to_json(each)["difference"] for each in answer.differences]
-    return found
+        ours["differences"] = [to_json(each)["difference"] for each in answer.differences]
+    return ours
 
 
 def _ours(spec: ResponseSpec, event: AnswerEvent, added: Sequence[MessagePart]) -> Json:

@@ -73,8 +73,8 @@ class StoredResponses:
 
         Raises `ApiError` if it is not kept.
         """
-        found = self._found(name)
-        items = found["items"][: len(found["items"]) - len(found["response"]["output"])]
+        record = self._found(name)
+        items = record["items"][: len(record["items"]) - len(record["response"]["output"])]
         base = name.removeprefix(Responses.prefix)
         return [_listed(f"item_{base}_{at}", each) for at, each in enumerate(items)]
 
@@ -125,8 +125,8 @@ class StoredResponses:
         if data is None:
             words = f"the response {name[:80]!r} is not kept; send the whole conversation as input"
             raise ApiError(404, words, param="response_id", code="not_found")
-        found: Json = json.loads(data)
-        return found
+        record: Json = json.loads(data)
+        return record
 
     def _add(self, name: str, data: bytes, until: float) -> bool:
         """Keep one more response. Return whether it can be kept."""
@@ -154,7 +154,7 @@ class StoredResponses:
 
     def _read(self, folder: Path) -> None:
         """Read the last run's responses. An unreadable file is removed with a warning."""
-        found = list[tuple[float, str, bytes]]()
+        records = list[tuple[float, str, bytes]]()
         for path in folder.iterdir():
             try:
                 with path.open("rb") as file:
@@ -164,12 +164,12 @@ class StoredResponses:
                 read = json.loads(data)
                 if not isinstance(read["items"], list) or not isinstance(read["response"]["output"], list):
                     raise ValueError("it is another version's")
-                found.append((float(read["at"]), path.stem, data))
+                records.append((float(read["at"]), path.stem, data))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 logger.warning("! a response on disk cannot be read and is dropped: %s", type(error).__name__)
                 with contextlib.suppress(OSError):  # it may be a folder
                     path.unlink()
-        for at, name, data in sorted(found):
+        for at, name, data in sorted(records):
             self._add(name, data, at + self._keep)
 
 
@@ -179,10 +179,10 @@ def _referred(at: int, item: object, output: Callable[[str], list[Json]]) -> obj
         return item
     name = str(item.get("id"))
     kept = output(Responses.prefix + "".join(name.split("_")[1:2]))
-    if not (found := [each for each in kept if each["id"] == name]):
+    if not (items := [each for each in kept if each["id"] == name]):
         param = f"input[{at}].id"
         raise ApiError(404, f"the item {name[:80]!r} is not kept", param=param, code="not_found")
-    return found[0]
+    return items[0]
 
 
 def _listed(identity: str, item: Json) -> Json:

@@ -59,8 +59,8 @@ class ApiError(Exception):
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers of a response with this error."""
-        found = {"retry-after": str(math.ceil(self.retry_after))} if self.retry_after is not None else {}
-        return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+        headers = {"retry-after": str(math.ceil(self.retry_after))} if self.retry_after is not None else {}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 
 
 def wrong(param: str, message: str, code: str | None = None) -> ApiError:

@@ -245,25 +245,25 @@ def _call_in_json(syntax: CallSyntax, tool: Tool) -> str:
     """Return the expression of a call that is one JSON object without marks."""
     named, given = re.findall(r'"(\w+)":', syntax.begin + syntax.middle)
     arguments = closed(bare(tool.parameters))
-    found: Json = {each: arguments[each] for each in ("$defs", "definitions") if each in arguments}
+    schema: Json = {each: arguments[each] for each in ("$defs", "definitions") if each in arguments}
     members: Json = {named: {"const": tool.name}, given: arguments}
-    found |= {"type": "object", "properties": members, "required": list(members)}
-    return inline_schema({**found, "additionalProperties": False})
+    schema |= {"type": "object", "properties": members, "required": list(members)}
+    return inline_schema({**schema, "additionalProperties": False})
 
 
 def bare(schema: Any) -> Any:
     """Return a JSON schema without annotations."""
     if not isinstance(schema, dict):
         return [bare(each) for each in schema] if isinstance(schema, list) else schema
-    found = Json()
+    plain = Json()
     for name, value in schema.items():
         if name in MAPS and isinstance(value, dict):
-            found[name] = {each: bare(inner) for each, inner in value.items()}
+            plain[name] = {each: bare(inner) for each, inner in value.items()}
         elif name in ("enum", "const", "required"):
-            found[name] = value
+            plain[name] = value
         elif name not in ANNOTATIONS:
-            found[name] = bare(value)
-    return found
+            plain[name] = bare(value)
+    return plain
 
 
 def closed(schema: Json) -> Json:
@@ -304,14 +304,14 @@ class _Lark:
 
     def literal(self, text: str, before: str = "") -> str:
         """Return the expression of exactly this text, with its control tokens. The text `before` has none."""
-        found, plain = list[str](), before
+        parts, plain = list[str](), before
         for piece in self._controls.split(text):
             if piece in self._controls.ids:
-                found += [quoted(plain)] * bool(plain) + [f"<[{self._controls.ids[piece]}]>"]
+                parts += [quoted(plain)] * bool(plain) + [f"<[{self._controls.ids[piece]}]>"]
                 plain = ""
             else:
                 plain += piece
-        return " ".join(found + [quoted(plain)] * (bool(plain) or not found))
+        return " ".join(parts + [quoted(plain)] * (bool(plain) or not parts))
 
     def text(self, end: str, terminal: str = f"/{ANY_TEXT}/") -> str:
         """Return the expression of a text and this end, which is nowhere within the text."""
@@ -327,7 +327,7 @@ def quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Return a regular expression of exactly this text between slashes."""
-    return re.sub(r"[^A-Za-z0-9_ <>=:\"]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
+    return re.sub(r"[^A-Za-z0-9_ <>=:\"]", lambda char: f"\\x{{{ord(char[0]):x}}}", text)
 
 
 class _NamedWriter:
@@ -410,10 +410,10 @@ class _NamedWriter:
     def _named_literal(self, name: str, mark: str) -> str:
         return f"{self._lark.literal(mark, name)} " if name else f"{ANY_NAME} {self._lark.literal(mark)} "
 
-    def _alternate(self, found: list[str]) -> str:
-        if not found:
+    def _alternate(self, choices: list[str]) -> str:
+        if not choices:
             raise UserError("its parameters allow no value at all for one of them")
-        return " | ".join(found)
+        return " | ".join(choices)
 
     def _other(self, schema: Json) -> str:
         """Return the expression of a value that is no string."""
@@ -504,8 +504,8 @@ class _NamedWriter:
         for union in ("anyOf", "oneOf"):
             if union in schema:
                 rest = {name: value for name, value in schema.items() if name != union}
-                found = [self._alternatives(_merged(rest, each), depth + 1) for each in schema[union]]
-                return [e for texts, _ in found for e in texts], [e for _, others in found for e in others]
+                pairs = [self._alternatives(_merged(rest, each), depth + 1) for each in schema[union]]
+                return [e for texts, _ in pairs for e in texts], [e for _, others in pairs for e in others]
         if "allOf" in schema:
             merged = {name: value for name, value in schema.items() if name != "allOf"}
             for each in schema["allOf"]:
@@ -515,30 +515,30 @@ class _NamedWriter:
 
     def _resolved(self, schema: Json) -> Json:
         """Return the schema to which another one refers, with what that one adds."""
-        found: Any = self._root
+        target: Any = self._root
         for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not str(schema["$ref"]).startswith("#"):
+            target = target.get(name) if isinstance(target, dict) else None
+        if not isinstance(target, dict) or not str(schema["$ref"]).startswith("#"):
             raise UserError(f"its parameters refer to {schema['$ref']}, which is not there")
-        return _merged({name: value for name, value in schema.items() if name != "$ref"}, found)
+        return _merged({name: value for name, value in schema.items() if name != "$ref"}, target)
 
 
 def _merged(one: Json, other: Any) -> Json:
     """Return a schema that holds for the values of both, as far as their keywords differ or are lists."""
     if other is False:
         return {**one, "enum": []}
-    found = dict(one)
+    merged = dict(one)
     for name, value in (other if isinstance(other, dict) else {}).items():
-        if name in MAPS and name in found:
-            found[name] = {**found[name], **value}
+        if name in MAPS and name in merged:
+            merged[name] = {**merged[name], **value}
         elif name == "required":
-            found[name] = [*found.get(name, ()), *value]
-        elif name in found and found[name] != value:
+            merged[name] = [*merged.get(name, ()), *value]
+        elif name in merged and merged[name] != value:
             raise UserError(f"its parameters set {name} twice for one value; set it once")
         else:
-            found[name] = value
-    return found
+            merged[name] = value
+    return merged
 
 
 def _by_type(schema: Json) -> tuple[list[Json], list[Json]]:

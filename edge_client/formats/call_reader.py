@@ -53,10 +53,10 @@ class JsonShape:
 
 def _path(shape: object, region: Region, captures: Mapping[str, str]) -> str | tuple[str, ...] | None:
     """Return a text, or the keys that lead to a value in one call; None for what needs the whole value."""
-    found = PLACEHOLDER.fullmatch(shape) if isinstance(shape, str) else None
-    if found is None:
+    match = PLACEHOLDER.fullmatch(shape) if isinstance(shape, str) else None
+    if match is None:
         return shape if isinstance(shape, str) else None
-    root, *keys = found[1].split(".")
+    root, *keys = match[1].split(".")
     if region.transform_each:
         return (root,) if not keys and root not in captures else None
     if root == "content" and len(keys) <= 1:
@@ -75,12 +75,12 @@ class WholeCalls:
         """Return the calls, counted from `first`. Raises `ValueError` if the text is none, or if it is cut
         off and not certainly whole."""
         body = "".join(self.body)
-        found = read_calls(self._region, body, self._captures, self._tools)
-        if not found or (is_cut_off and not is_whole(self._region, body)):
+        calls = read_calls(self._region, body, self._captures, self._tools)
+        if not calls or (is_cut_off and not is_whole(self._region, body)):
             raise ValueError("there is no call")
         return [
             part
-            for index, (name, text) in enumerate(found, first)
+            for index, (name, text) in enumerate(calls, first)
             for part in (CallBegun(index, name), ArgumentsAdded(index, text))
         ]
 
@@ -122,8 +122,8 @@ class JsonCalls:
 
     def release(self) -> list[CallPart]:
         """Return the parts since the last time."""
-        found, self._parts = self._parts, []
-        return found
+        parts, self._parts = self._parts, []
+        return parts
 
     def stop(self) -> None:
         """End the text where it is. The arguments of a begun call end there, too."""

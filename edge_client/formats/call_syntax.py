@@ -106,10 +106,10 @@ def find_syntax(render: Render, controls: Controls) -> CallSyntax | None:
     """Return the notation in which a template writes calls, or None if it writes none that is known."""
     for as_text in (False, True):
         try:
-            found = _Probe(render, controls, as_text).syntax()
+            syntax = _Probe(render, controls, as_text).syntax()
         except (PeerError, UserError, _UnknownError):
             continue
-        return found
+        return syntax
     return None
 
 
@@ -147,10 +147,10 @@ class _Probe:
             return self._by_name(one, texts)
         name_first = one.find(NAMES[0]) < whole.start()
         begin, middle, end = _cut(one, *((NAMES[0], whole[0]) if name_first else (whole[0], NAMES[0])))
-        found = CallSyntax(begin, middle, end, None, None, name_first, arguments_as_text=self._as_text)
+        syntax = CallSyntax(begin, middle, end, None, None, name_first, arguments_as_text=self._as_text)
         if "<|channel|>commentary" in begin + middle:
-            return _harmony(found)
-        return _with_between(found, self._between(texts, (whole[0], NAMES[1]) if name_first else None))
+            return _harmony(syntax)
+        return replace(syntax, between=self._between(texts, (whole[0], NAMES[1]) if name_first else None))
 
     def _by_name(self, one: str, texts: Json) -> CallSyntax:
         is_sorted = 0 < one.find(KEYS[0]) < one.find(KEYS[1])
@@ -176,11 +176,11 @@ class _Probe:
             is_json=bool(re.search(r'\{"bkey": ?"btext"\}', self._section([{KEYS[0]: {KEYS[1]: TEXTS[1]}}]))),
             is_sorted=is_sorted,
         )
-        found = CallSyntax(begin, "", end.rstrip(), None, named, arguments_as_text=self._as_text)
+        syntax = CallSyntax(begin, "", end.rstrip(), None, named, arguments_as_text=self._as_text)
         between = self._between(texts, (TEXTS[order[1]], NAMES[1]))
         if between is None or not between.startswith(closing + named.last):
-            return found
-        return _with_between(found, between.removeprefix(closing + named.last))
+            return syntax
+        return replace(syntax, between=between.removeprefix(closing + named.last))
 
     def _closing(self, text: str) -> str:
         """Return the mark at the beginning of what follows a string: a control token or a tag."""
@@ -204,10 +204,10 @@ class _Probe:
 
     def _section(self, calls: Sequence[Json]) -> str:
         """Return the part of a rendered message that holds calls with these arguments."""
-        found = [text for text in (self._alone(calls), self._after_content(calls)) if NAMES[0] in text]
-        if not found:
+        sections = [text for text in (self._alone(calls), self._after_content(calls)) if NAMES[0] in text]
+        if not sections:
             raise _UnknownError
-        section = min(found, key=lambda text: text.find(NAMES[0]))
+        section = min(sections, key=lambda text: text.find(NAMES[0]))
         return WRITTEN_ID.sub("", section)
 
     def _alone(self, calls: Sequence[Json]) -> str:
@@ -228,8 +228,8 @@ class _Probe:
 
     def _ended(self, text: str) -> str:
         """Return the text without the mark that ends any message."""
-        _, found, end = self._without_calls.partition(CONTENT)
-        return (text.removesuffix(self._controls.common_suffix(text, end)) if found else text).rstrip()
+        _, mark, end = self._without_calls.partition(CONTENT)
+        return (text.removesuffix(self._controls.common_suffix(text, end)) if mark else text).rstrip()
 
     @cached_property
     def _without_calls(self) -> str:
@@ -255,13 +255,13 @@ class _Probe:
 
 def _cut(text: str, *parts: str) -> list[str]:
     """Return the texts before, between and after these parts. Raises `_UnknownError` unless all are there."""
-    found = list[str]()
+    pieces = list[str]()
     for part in parts:
         before, is_there, text = text.partition(part)
         if not is_there:
             raise _UnknownError
-        found.append(before)
-    return [*found, text]
+        pieces.append(before)
+    return [*pieces, text]
 
 
 def _without(text: str, beginning: str) -> str:
@@ -270,15 +270,11 @@ def _without(text: str, beginning: str) -> str:
     return text.removeprefix(beginning)
 
 
-def _with_between(found: CallSyntax, between: str | None) -> CallSyntax:
-    return replace(found, between=between)
-
-
-def _harmony(found: CallSyntax) -> CallSyntax:
+def _harmony(syntax: CallSyntax) -> CallSyntax:
     """Return the calls of gpt-oss as the model writes them: https://cookbook.openai.com/articles/openai-harmony
     has the recipient behind the channel, and templates write it before."""
     return replace(
-        found,
+        syntax,
         begin="<|channel|>commentary to=functions.",
         middle=" <|constrain|>json<|message|>",
         after_thought="<|start|>assistant",

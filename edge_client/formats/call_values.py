@@ -45,19 +45,19 @@ Properties = Mapping[str, Any]
 def properties_of(tools: Sequence[Json]) -> dict[str, Properties]:
     """Return the types of the parameters of each tool as schemas, by its name. Takes time in proportion to
     the tools' size."""
-    found = dict[str, Properties]()
+    types = dict[str, Properties]()
     for tool in tools:
         function = tool.get("function", tool)
-        found[function["name"]] = {}
+        types[function["name"]] = {}
         parameters = function.get("parameters")
         properties = parameters.get("properties") if isinstance(parameters, dict) else None
         known = dict[str, list[str]]()
         with contextlib.suppress(RecursionError):  # of references: no value gets another type
-            found[function["name"]] = {
+            types[function["name"]] = {
                 name: {"type": types_of(each, parameters, known)}
                 for name, each in (properties if isinstance(properties, dict) else {}).items()
             }
-    return found
+    return types
 
 
 def read_calls(
@@ -69,15 +69,15 @@ def read_calls(
     """
     try:
         value = _shaped(region, PARSERS[region.content](body, region.args), captures)
-        found, size = list[tuple[str, str]](), 0
+        calls, size = list[tuple[str, str]](), 0
         for each in value if isinstance(value, list) else [value]:
-            found.append(_call(each, tools))
-            size += sum(map(len, found[-1]))
+            calls.append(_call(each, tools))
+            size += sum(map(len, calls[-1]))
             if size > MAX_ARGUMENTS:
                 raise ValueError("the calls are much longer than their text")
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
-    return found
+    return calls
 
 
 def _call(value: Any, tools: Mapping[str, Properties]) -> tuple[str, str]:
@@ -97,10 +97,10 @@ def arguments_text(value: Any, properties: Properties) -> str:
         return "{}"
     if isinstance(value, str):
         try:
-            found = read_json(value)
+            arguments = read_json(value)
         except (ValueError, RecursionError):
             return json_text(value)
-        return json_text(found) if has_half(value) else value
+        return json_text(arguments) if has_half(value) else value
     if isinstance(value, dict):
         value = {key: coerce(each, properties.get(key)) for key, each in value.items()}
     return json_text(value)
@@ -137,14 +137,14 @@ def types_of(schema: Any, root: Any = None, known: dict[str, list[str]] | None =
             known[reference] = types_of(_referred(reference, root), root, known)
         return known[reference]
     declared, listed = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else [])
-    found = [each for each in (declared if isinstance(declared, list) else [declared]) if each in NAMES]
-    if not found and isinstance(listed, list):
-        found = [TYPES[type(each)] for each in listed]
+    types = [each for each in (declared if isinstance(declared, list) else [declared]) if each in NAMES]
+    if not types and isinstance(listed, list):
+        types = [TYPES[type(each)] for each in listed]
     for union in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(union)
         for choice in choices if isinstance(choices, list) else []:
-            found += types_of(choice, root, known)
-    return list(dict.fromkeys([*found, "null"] if schema.get("nullable") else found))
+            types += types_of(choice, root, known)
+    return list(dict.fromkeys([*types, "null"] if schema.get("nullable") else types))
 
 
 def _referred(reference: str, root: Any) -> Any:
@@ -265,16 +265,16 @@ def _xml_inline(text: str, args: Json) -> Json:
     A value ends at the first mark of an end, even within a string in JSON: such a notation (Qwen 3.5, GLM)
     has no escapes, and its text does not say whether a value is JSON.
     """
-    found: Json = {}
+    values: Json = {}
     for match in _tags(args, text):
         key, value = match["key"], _value(match["value"] or "", args)
-        if key in found and args.get("merge_duplicates"):
-            if isinstance(before := found[key], list):
+        if key in values and args.get("merge_duplicates"):
+            if isinstance(before := values[key], list):
                 before.append(value)
                 continue
             value = [before, value]
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def _tags(args: Json, text: str) -> list[regex.Match[str]]:
@@ -296,12 +296,12 @@ def is_whole(region: Region, body: str) -> bool:
 
 
 def _kv_lines(text: str, args: Json) -> Json:
-    separator, found = args.get("kv_sep", ":"), Json()
+    separator, values = args.get("kv_sep", ":"), Json()
     for line in text.split(args.get("line_sep", "\n")):
         key, is_pair, value = _text(line, args).partition(separator)
         if is_pair:
-            found[_text(key, args)] = _value(_text(value, args), args)
-    return found
+            values[_text(key, args)] = _value(_text(value, args), args)
+    return values
 
 
 def _value(text: str, args: Json) -> Any:
@@ -340,11 +340,11 @@ def _fill(shape: Any, scope: Mapping[str, Any]) -> Any:
             return {key: _fill(each, scope) for key, each in shape.items()}
         case list():
             return [_fill(each, scope) for each in shape]
-        case str() if found := PLACEHOLDER.fullmatch(shape):
+        case str() if match := PLACEHOLDER.fullmatch(shape):
             value: Any = scope
-            for key in found[1].split("."):
+            for key in match[1].split("."):
                 if not isinstance(value, Mapping) or key not in value:
-                    raise ValueError(f"the value has no {found[1]}")
+                    raise ValueError(f"the value has no {match[1]}")
                 value = value[key]
             return value
         case _:

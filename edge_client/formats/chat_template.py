@@ -79,10 +79,10 @@ class ChatTemplate:
             "messages": list(messages),
         }
         with self._lock:
-            found = self._ask(self._ready(), {"values": values})
-        if "text" in found:
-            return str(found["text"])
-        ((why, words),) = found.items()
+            answer = self._ask(self._ready(), {"values": values})
+        if "text" in answer:
+            return str(answer["text"])
+        ((why, words),) = answer.items()
         if why == "refused":
             raise UserError(f"the target's chat template refuses these messages: {words[:1000]}")
         cannot = "be read" if why == "unreadable" else "render these messages"
@@ -98,11 +98,11 @@ class ChatTemplate:
 
     @staticmethod
     def _ask(child: ChildProcess, message: Mapping[str, Any]) -> dict[str, Any]:
-        found = child.ask(message, PATIENCE, seconds=PROCESSOR_TIME, memory=MEMORY)
-        if found is None:
+        answer = child.ask(message, PATIENCE, seconds=PROCESSOR_TIME, memory=MEMORY)
+        if answer is None:
             why = child.why or "has ended the process that renders it"
             raise CostlyTemplateError(f"the target's chat template {why}")
-        return found
+        return answer
 
 
 # The process ------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Contents:
         match value:
             case str():
                 assert self._begins is not None, "looked for before"
-                places = [found.start() + 1 for found in self._begins.finditer(value)]
+                places = [match.start() + 1 for match in self._begins.finditer(value)]
                 return mark.join(value[a:b] for a, b in zip([0, *places], [*places, None], strict=True))
             case list():
                 return [self._broken(each, mark) for each in value]

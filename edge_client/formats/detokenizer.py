@@ -96,12 +96,12 @@ class Detokenizer:
         text = "" if token in self._ends else self._decoder.feed((token,))
         self._held.append(TextSpan(text, origin, 1, token, logprobs))
         before, self._num_held = self._num_held, self._num_held + len(text)
-        found = list[tuple[int, str]]()
+        stops = list[tuple[int, str]]()
         for search in self._stops:
             if (end := search.feed(text)) is not None:
-                found.append((before + end - len(search.stop), search.stop))
-        if found:
-            at, self.stopped_by = min(found)
+                stops.append((before + end - len(search.stop), search.stop))
+        if stops:
+            at, self.stopped_by = min(stops)
             return self._cut(at)
         return self._release(self._num_held - max((each.length for each in self._stops), default=0))
 

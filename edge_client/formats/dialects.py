@@ -28,6 +28,6 @@ BY_NAME = {each.name: each for each in DIALECTS}
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
     """Return an error as clients of this path, or of one below it, read it; OpenAI's shape by default."""
-    found = (each for each in DIALECTS if f"{path}/".startswith(f"{each.path}/"))
+    own = (each for each in DIALECTS if f"{path}/".startswith(f"{each.path}/"))
     other = OllamaChat if path.startswith("/api/") else ChatCompletion
-    return next(found, other).error(error)
+    return next(own, other).error(error)

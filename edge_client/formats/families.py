@@ -87,31 +87,31 @@ class Family:
             for each in given
         ]
 
-    def _spoken(self, source: str, found: Json, settings: Json) -> Json:
+    def _spoken(self, source: str, message: Json, settings: Json) -> Json:
         """Return a message of the model's own."""
-        calls, content = found.get("tool_calls"), found["content"]
-        thought = found.get("reasoning_content", "")
+        calls, content = message.get("tool_calls"), message["content"]
+        thought = message.get("reasoning_content", "")
         if self.is_harmony and calls:  # its template takes one of both with calls, and writes both alike
-            found |= {"thinking": "\n\n".join(filter(None, (thought, content))), "content": ""}
+            message |= {"thinking": "\n\n".join(filter(None, (thought, content))), "content": ""}
         if self.has_blocks and thought and "'thinking'" in source and "reasoning_content" not in source:
-            found["content"] = [
+            message["content"] = [
                 {"type": "thinking", "thinking": thought},
                 *([{"type": "text", "text": content}] if content else []),
             ]
         if "keep_cots" in source and settings.get("thinking") and content:  # Hermes 4 cuts it at the mark
-            found["content"] = f"<think>{thought}</think>{content}"
-        return found
+            message["content"] = f"<think>{thought}</think>{content}"
+        return message
 
     def _short(self, message: Mapping[str, Any]) -> Json:
         """Return a message with the ids that the template takes."""
-        found = dict(message)
-        if self.short_ids and "tool_calls" in found:
-            found["tool_calls"] = [
-                {**each, "id": short_id(each.get("id", ""))} for each in found["tool_calls"]
+        shown = dict(message)
+        if self.short_ids and "tool_calls" in shown:
+            shown["tool_calls"] = [
+                {**each, "id": short_id(each.get("id", ""))} for each in shown["tool_calls"]
             ]
-        if self.short_ids and "tool_call_id" in found:
-            found["tool_call_id"] = short_id(found["tool_call_id"])
-        return found
+        if self.short_ids and "tool_call_id" in shown:
+            shown["tool_call_id"] = short_id(shown["tool_call_id"])
+        return shown
 
 
 def short_id(given: str) -> str:

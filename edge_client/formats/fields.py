@@ -104,9 +104,9 @@ class Fields:
 
     def needed(self, name: str) -> Fields:
         """Return a nested object, which must be there."""
-        if (found := self.object(name)) is None:
+        if (inner := self.object(name)) is None:
             raise self.missing(name)
-        return found
+        return inner
 
     def schema(self, name: str) -> dict[str, Any]:
         """Return a JSON schema, which must be there."""
@@ -142,9 +142,9 @@ class Fields:
     def having(self, **values: Any) -> Fields:
         """Return these fields with other values of some; None leaves a field out. What is read there counts
         as read here."""
-        found = Fields({**self.values, **values}, self.at)
-        found._read = self._read
-        return found
+        fields = Fields({**self.values, **values}, self.at)
+        fields._read = self._read
+        return fields
 
     def ignore(self, name: str, why: str) -> None:
         """Read a field that has no effect, and log it if it is there."""

@@ -108,8 +108,8 @@ class Infill:
         """Return the infill of a model with this vocabulary; None if it has no family's tokens."""
         wanted = {text.encode(): text for family in FAMILIES for text in family.texts}
         ids = {wanted[each]: token for token, each in enumerate(vocabulary.table) if each in wanted}
-        found = (family for family in FAMILIES if all(text in ids for text in family.needed))
-        return next((cls(family, ids) for family in found), None)
+        matching = (family for family in FAMILIES if all(text in ids for text in family.needed))
+        return next((cls(family, ids) for family in matching), None)
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Infill:
 
         Some files list these tokens as text of users, which llama.cpp reads as tokens anywhere.
         """
-        places = [found.start() + 1 for found in self._own.finditer(text)]
+        places = [match.start() + 1 for match in self._own.finditer(text)]
         pieces = (text[a:b] for a, b in zip([0, *places], [*places, None], strict=True))
         return [token for piece in pieces if piece for token in tokenize(piece)]
 

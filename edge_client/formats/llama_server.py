@@ -56,8 +56,8 @@ class InfillCompletion(Dialect):
         text = "".join(part.text for part in parts if isinstance(part, ContentAdded))
         if not (text or ours) or self.heading.form["hidden"]:
             return []
-        found = {"index": choice, "content": text, "tokens": [], "stop": False}
-        return [{**found, "forerun": ours} if ours else found]
+        chunk = {"index": choice, "content": text, "tokens": [], "stop": False}
+        return [{**chunk, "forerun": ours} if ours else chunk]
 
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
         return [self._last("", end, usage)]
@@ -69,7 +69,7 @@ class InfillCompletion(Dialect):
     def _last(self, content: str, end: ChoiceEnd, usage: Usage) -> Json:
         """Return the last object, or what the request selected of it."""
         hidden, shown = self.heading.form["hidden"], self.heading.form["shown"]
-        found = {
+        last = {
             "index": 0,
             "content": "" if hidden else content,
             "tokens": [],
@@ -86,13 +86,13 @@ class InfillCompletion(Dialect):
             "timings": _timings(end.ours, usage),
             "forerun": end.ours,
         }
-        return found if shown is None else _selected(found, shown)
+        return last if shown is None else _selected(last, shown)
 
 
 def _read_extra(fields: Fields) -> ExtraFile:
-    found = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
+    file = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
     fields.finish()
-    return found
+    return file
 
 
 def _timings(ours: Mapping[str, Any], usage: Usage) -> Json:
@@ -116,11 +116,11 @@ def _pace(name: str, count: int, took: float) -> Json:
     }
 
 
-def _selected(found: Json, names: Sequence[str]) -> Json:
+def _selected(last: Json, names: Sequence[str]) -> Json:
     """Return fields by name, each under its whole name; `a/b` is the field `b` of `a`."""
     told = dict[str, Any]()
     for name in names:
-        value: Any = found
+        value: Any = last
         for step in name.split("/"):
             value = value.get(step) if isinstance(value, dict) else None
         if value is not None:

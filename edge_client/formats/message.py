@@ -65,10 +65,10 @@ class ToolCall:
 def arguments_object(text: str) -> Json | None:
     """Return the arguments of a call as an object; None if the text is no JSON object. No text is none."""
     try:
-        found = read_json(text or "{}")
+        value = read_json(text or "{}")
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 @dataclass(slots=True)

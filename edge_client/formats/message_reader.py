@@ -146,16 +146,16 @@ class MessageReader:
         """Read on by one mark, or to the end of what is certain. Return whether there may be more."""
         if isinstance(self._calls, JsonCalls) and not self._calls.is_whole:
             return self._read_json(self._calls)
-        found, end = self._find(at_end)
+        mark, end = self._find(at_end)
         if isinstance(self._calls, JsonCalls):  # after the value only its mark may stand
-            until = found[1].start() if found is not None else end
+            until = mark[1].start() if mark is not None else end
             if self._text[self._place : until].strip():
                 self._leave()
                 return True
-        if found is None:
+        if mark is None:
             self._show(self._take(end))
             return False
-        region, match = found
+        region, match = mark
         self._show(self._take(match.start()))
         if region is not self._region and region.open is not None:
             self._open(region, match)
@@ -308,10 +308,10 @@ class MessageReader:
         return False
 
     def _pass_on(self, calls: JsonCalls) -> None:
-        if found := calls.release():
+        if parts := calls.release():
             if self._num_calls <= calls.index:
                 self._begin_calls(calls.index + 1)
-            self._sink.add(found)
+            self._sink.add(parts)
         if calls.is_begun:
             self._raw = []
 
@@ -399,21 +399,21 @@ class _SpanQueue:
 
     def take(self, count: int) -> list[_Piece]:
         """Return the next `count` characters, with the empty spans before them."""
-        found = list[_Piece]()
+        pieces = list[_Piece]()
         while count > 0:
             source, text = self._pieces.popleft()
             if len(text) > count:
                 self._pieces.appendleft((source, text[count:]))
                 text = text[:count]
             count -= len(text)
-            found.append((source, text))
-        return found
+            pieces.append((source, text))
+        return pieces
 
     def rest(self) -> list[_Piece]:
         """Return all that is left."""
-        found = list(self._pieces)
+        pieces = list(self._pieces)
         self._pieces.clear()
-        return found
+        return pieces
 
 
 _TextKind = type[ContentAdded] | type[ReasoningAdded]

@@ -68,8 +68,8 @@ class _OpenAi(Dialect):
             {"index": at, **self._choice(message, at), "finish_reason": end.finish.value}
             for at, (message, end) in enumerate(choices)
         ]
-        found = self._object(self.kind.removesuffix(".chunk"), told)
-        return {**found, "usage": usage_json(usage), "forerun": choices[0][1].ours}
+        whole = self._object(self.kind.removesuffix(".chunk"), told)
+        return {**whole, "usage": usage_json(usage), "forerun": choices[0][1].ours}
 
     @abstractmethod
     def _choice(self, message: Message, choice: int) -> Json:
@@ -198,8 +198,8 @@ class Completion(_OpenAi):
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         spans = [span for part in parts if isinstance(part, ContentAdded) for span in part.spans]
-        found = self._chunk({**self._told(spans), "logprobs": self._logprobs(spans, choice)}, choice)
-        return [{**found, "forerun": ours} if ours else found]
+        chunk = self._chunk({**self._told(spans), "logprobs": self._logprobs(spans, choice)}, choice)
+        return [{**chunk, "forerun": ours} if ours else chunk]
 
     def _choice(self, message: Message, choice: int) -> Json:
         return {**self._told(message.content), "logprobs": self._logprobs(message.content, choice)}
@@ -240,16 +240,16 @@ def read_tools(fields: Fields) -> Tools:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Tools that are no functions are left out."""
     for name in ("functions", "function_call"):
         fields.only(name, ([], "none", "auto"), "use tools and tool_choice, OpenAI's newer names")
-    found = list[Tool]()
+    tools = list[Tool]()
     for tool in fields.entries("tools", MAX_TOOLS):
         if tool.text("type", "function") != "function":
             tool.ignore("type", "only functions can be called")
             continue
         function = tool.needed("function")
-        found.append(read_function(function))
+        tools.append(read_function(function))
         function.finish()
         tool.finish()
-    return Tools(tuple(found), *_read_tool_choice(fields), fields.flag("parallel_tool_calls", True)).checked()
+    return Tools(tuple(tools), *_read_tool_choice(fields), fields.flag("parallel_tool_calls", True)).checked()
 
 
 def read_function(fields: Fields, parameters: str = "parameters") -> Tool:
@@ -293,27 +293,27 @@ def _read_message(fields: Fields) -> Json:
     if role == "developer":  # OpenAI's newer name, which templates lack
         role = "system"
     calls = _read_calls(fields) if role == "assistant" else []
-    found: Json = {"role": role, "content": read_content(fields, is_optional=role in ("assistant", "tool"))}
+    message: Json = {"role": role, "content": read_content(fields, is_optional=role in ("assistant", "tool"))}
     if calls:
-        found["tool_calls"] = calls
+        message["tool_calls"] = calls
     if role == "assistant" and (thought := fields.text("reasoning_content") or fields.text("reasoning")):
-        found["reasoning_content"] = thought
+        message["reasoning_content"] = thought
     if role == "tool" and (call := fields.text("tool_call_id", longest=MAX_ID)):
-        found["tool_call_id"] = call
+        message["tool_call_id"] = call
     if name := fields.text("name", longest=256):
-        found["name"] = name
+        message["name"] = name
     fields.finish()
-    return found
+    return message
 
 
 def _read_calls(fields: Fields) -> list[Json]:
     """Read the tool calls of an earlier answer. Templates want the arguments as an object."""
-    found = list[Json]()
+    calls = list[Json]()
     for call in fields.entries("tool_calls", MAX_TOOLS):
         function = call.needed("function")
         name, arguments = function.text("name", longest=MAX_TOOL_NAME), function.any("arguments")
-        found.append(tool_call(call.text("id", longest=MAX_ID), name, arguments))
-    return found
+        calls.append(tool_call(call.text("id", longest=MAX_ID), name, arguments))
+    return calls
 
 
 def tool_call(identity: str, name: str, arguments: object) -> Json:

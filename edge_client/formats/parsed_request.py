@@ -181,7 +181,7 @@ def read_asked(
         acceptance = make_acceptance(rule)
         own_grammar = _read_own_grammar(ours)
     n = fields.whole("n", 1, 1, MAX_CHOICES)
-    found = ParsedRequest(
+    asked = ParsedRequest(
         prompt=prompt,
         form={"usage": _read_stream_options(fields, stream), "n": n, **(form or {})},
         logprobs=logprobs,
@@ -203,7 +203,7 @@ def read_asked(
         revise=ours.flag("revise"),
     )
     ours.refuse_rest()
-    return with_format(found, "response_format", _read_format(fields))
+    return with_format(asked, "response_format", _read_format(fields))
 
 
 def with_format(asked: ParsedRequest, param: str, grammar: str) -> ParsedRequest:
@@ -305,14 +305,14 @@ def _read_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
         raise fields.wrong(
             "logit_bias", f"must be an object of at most {MAX_LOGIT_BIAS_ENTRIES} token ids and biases"
         )
-    found = list[tuple[int, float]]()
+    biases = list[tuple[int, float]]()
     for token, bias in entries.items():
         is_token = token.isdecimal() and len(token) <= MAX_ID_DIGITS
         if not is_token or not is_number(bias) or not -100 <= bias <= 100:
             has = f"logit_bias has {token!r:.80}: {bias!r:.80}"
             raise wrong("logit_bias", f"{has}; it must map token ids to numbers from -100 to 100")
-        found.append((int(token), float(bias)))
-    return tuple(found)
+        biases.append((int(token), float(bias)))
+    return tuple(biases)
 
 
 def _read_max_tokens(fields: Fields) -> int | None:

@@ -33,10 +33,10 @@ def read_items(fields: Fields, instructions: str) -> list[Json]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not 0 < len(given) <= MAX_ITEMS:
         raise fields.wrong("input", f"must be a string or a list of 1 to {MAX_ITEMS} items")
-    found = _ItemReader([{"role": "system", "content": instructions}] if instructions else [])
+    reader = _ItemReader([{"role": "system", "content": instructions}] if instructions else [])
     for at, each in enumerate(given):
-        found.add(fields.entry("input", at, each))
-    return found.messages
+        reader.add(fields.entry("input", at, each))
+    return reader.messages
 
 
 class _ItemReader:
@@ -101,15 +101,15 @@ class _ItemReader:
 
     def _output(self, item: Fields) -> None:
         identity = item.text("call_id", longest=MAX_ID)
-        found = {"role": "tool", "content": read_content(item, "output"), "tool_call_id": identity}
+        message = {"role": "tool", "content": read_content(item, "output"), "tool_call_id": identity}
         if name := self._names.get(identity):
-            found["name"] = name
-        self.messages.append(found)
+            message["name"] = name
+        self.messages.append(message)
 
     def _last(self) -> Json | None:
         """Return the last message if it is the assistant's."""
-        found = self.messages[-1] if self.messages else None
-        return found if found is not None and found["role"] == "assistant" else None
+        last = self.messages[-1] if self.messages else None
+        return last if last is not None and last["role"] == "assistant" else None
 
 
 class ReadTools:
@@ -135,25 +135,25 @@ class ReadTools:
         kind = tool.text("type", longest=64)
         match kind:
             case "function":
-                found = read_function(tool)
+                function = read_function(tool)
             case "custom":
-                found = _read_custom(tool)
+                function = _read_custom(tool)
             case "namespace" if not namespace:
                 return self._read_namespace(tool)
             case _:
                 tool.ignore("type", f"tools of type {kind} do not exist here")
                 return False
-        called = flat_name(namespace, found.name)
-        self._listed.append(Tool(called, found.description, found.parameters, found.strict))
+        called = flat_name(namespace, function.name)
+        self._listed.append(Tool(called, function.description, function.parameters, function.strict))
         if namespace or kind == "custom":
-            self.calls[called] = {"type": kind, "name": found.name, "namespace": namespace}
+            self.calls[called] = {"type": kind, "name": function.name, "namespace": namespace}
         return True
 
     def _read_namespace(self, tool: Fields) -> bool:
         tool.text("description")
         name = read_name(tool)
-        found = [self._read(each, name) for each in tool.entries("tools", MAX_TOOLS)]
-        return any(found)
+        are_read = [self._read(each, name) for each in tool.entries("tools", MAX_TOOLS)]
+        return any(are_read)
 
     def _chosen(self, fields: Fields) -> Tools:
         """Return the tools with the rule of `tool_choice`."""
@@ -200,8 +200,8 @@ def _read_custom(tool: Fields) -> Tool:
         "required": [INPUT],
         "additionalProperties": False,
     }
-    found = read_function(tool)
-    return Tool(found.name, found.description, schema, strict=True)
+    function = read_function(tool)
+    return Tool(function.name, function.description, schema, strict=True)
 
 
 def flat_name(namespace: str, name: str) -> str:

@@ -138,7 +138,7 @@ class ResponseTemplate:
         """
         pattern = self.start.pattern
         try:
-            found = bounded(
+            ends = bounded(
                 lambda limit: [
                     each.end() for each in pattern.finditer(prompt, timeout=limit, concurrent=True)
                 ],
@@ -146,7 +146,7 @@ class ResponseTemplate:
             )
         except (TimeoutError, MemoryError):
             return ""
-        return prompt[found[-1] :] if found else ""
+        return prompt[ends[-1] :] if ends else ""
 
 
 def load_template(given: object) -> ResponseTemplate:
@@ -168,12 +168,12 @@ def read_template(source: str) -> Json | None:
         return None
     try:
         _try(source)
-        found: Json = json.loads(source)
-        load_template(found)
+        template: Json = json.loads(source)
+        load_template(template)
     except (PeerError, ValueError, RecursionError) as error:
         logger.warning("! the verifier's response template is ignored: %s", error)
         return None
-    return found
+    return template
 
 
 def _try(source: str) -> None:
@@ -181,10 +181,10 @@ def _try(source: str) -> None:
     child = ChildProcess(
         "edge_client.formats.response_template", {}, max_line=MAX_ANSWER, purpose="response templates"
     )
-    found = child.ask({"source": source}, TRIAL_PATIENCE, seconds=TRIAL_TIME, memory=TRIAL_RESIDENT)
-    if found is None:
+    answer = child.ask({"source": source}, TRIAL_PATIENCE, seconds=TRIAL_TIME, memory=TRIAL_RESIDENT)
+    if answer is None:
         raise PeerError(f"the response template {child.why or 'ends the process that loads it'}")
-    if words := found["refused"]:
+    if words := answer["refused"]:
         raise PeerError(str(words))
 
 

@@ -133,8 +133,8 @@ class Responses(Dialect):
         self.added(_parts(message), {}, 0)
         self.choice_end(end, 0)
         (last,) = self.end(end, usage)
-        found: Json = last["response"]
-        return found
+        response: Json = last["response"]
+        return response
 
     def framed(self, number: int, chunk: Json) -> bytes:
         return named_frame(number, {"type": chunk["type"], "sequence_number": number - 1, **chunk})
@@ -380,10 +380,10 @@ def _parts(message: Message) -> list[MessagePart]:
 def _custom_input(arguments: str) -> str:
     """Return the text that a custom tool gets. A model may have written it without its object."""
     try:
-        found = read_json(arguments)
+        value = read_json(arguments)
     except (ValueError, RecursionError):
         return arguments
-    text = found.get(INPUT) if isinstance(found, dict) else found
+    text = value.get(INPUT) if isinstance(value, dict) else value
     return text if isinstance(text, str) else arguments
 
 

@@ -33,18 +33,18 @@ class TurnOrder:
 
     def shown(self, messages: Iterable[Json]) -> list[Json]:
         """Return the messages for the template."""
-        found = list[Json]()
+        shown = list[Json]()
         for each in messages:
-            last = found[-1]["role"] if found else ""
+            last = shown[-1]["role"] if shown else ""
             message = each if last in ("", "system") else self._between_turns(each)
             role = message["role"]
             if last == role and not self._takes_again(role):
-                found[-1] = _joined(found[-1], message)
+                shown[-1] = _joined(shown[-1], message)
                 continue
             if (last, role) == ("tool", "user") and not self.user_after_tool:
-                found.append({"role": "assistant", "content": DONE})
-            found.append(message)
-        return found
+                shown.append({"role": "assistant", "content": DONE})
+            shown.append(message)
+        return shown
 
     def _between_turns(self, message: Json) -> Json:
         """Return a message that follows a turn."""
@@ -58,36 +58,36 @@ class TurnOrder:
 
 def one_call_each(messages: Iterable[Json]) -> list[Json]:
     """Return the messages with one call in each, followed by its result, for templates that take one call."""
-    found, rest = list[Json](), deque(messages)
+    alone, rest = list[Json](), deque(messages)
     while rest:
         message = rest.popleft()
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
-            found.append(message)
+            alone.append(message)
             continue
         results = list[Json]()
         while rest and rest[0]["role"] == "tool":
             results.append(rest.popleft())
         for call in calls:
-            found.append({**message, "tool_calls": [call]})
-            found += [each for each in results if each.get("tool_call_id") == call["id"]]
+            alone.append({**message, "tool_calls": [call]})
+            alone += [each for each in results if each.get("tool_call_id") == call["id"]]
             results = [each for each in results if each.get("tool_call_id") != call["id"]]
             message = {"role": "assistant", "content": ""}
-        found += results
-    return found
+        alone += results
+    return alone
 
 
 def calls_apart(messages: Iterable[Json]) -> list[Json]:
     """Return the messages with calls behind the content, for templates that drop one of both or move it."""
-    found = list[Json]()
+    apart = list[Json]()
     for each in messages:
         calls = each.get("tool_calls")
         if not calls or not each["content"]:
-            found.append(each)
+            apart.append(each)
             continue
-        found.append({name: value for name, value in each.items() if name != "tool_calls"})
-        found.append({"role": "assistant", "content": "", "tool_calls": calls})
-    return found
+        apart.append({name: value for name, value in each.items() if name != "tool_calls"})
+        apart.append({"role": "assistant", "content": "", "tool_calls": calls})
+    return apart
 
 
 def reminder(text: str) -> str:
@@ -126,10 +126,10 @@ def find_order(render: Callable[[Sequence[Json]], str], call: Json) -> TurnOrder
 
 def _joined(first: Json, second: Json) -> Json:
     """Return two messages of one role as one."""
-    found = {**first, **second}
+    joined = {**first, **second}
     for name in ("content", "reasoning_content"):
         if texts := [each[name] for each in (first, second) if each.get(name)]:
-            found[name] = BETWEEN.join(texts)
+            joined[name] = BETWEEN.join(texts)
     if calls := [call for each in (first, second) for call in each.get("tool_calls", ())]:
-        found["tool_calls"] = calls
-    return found
+        joined["tool_calls"] = calls
+    return joined

@@ -194,9 +194,9 @@ class TextAnswer:
         """Note that the target differs at `place`. The next session begins after the text."""
         self._differs = True
         device, target = TextDecoder(self._words), TextDecoder(self._words)
-        found = DifferenceFound(place, device.feed(self._text.tokens[place:]), target.feed(tokens))
-        self.differences.append(found)
-        return found
+        difference = DifferenceFound(place, device.feed(self._text.tokens[place:]), target.feed(tokens))
+        self.differences.append(difference)
+        return difference
 
     def _write(
         self, token: int, origin: TokenOrigin, logprobs: TokenLogprobs | None = None

@@ -123,8 +123,8 @@ def from_json(ours: Json) -> Iterator[TextEvent]:
         yield PreviewAdded(int(guess["start"]), tuple(map(str, guess["texts"])))
     if "retract" in ours:
         yield PreviewWithdrawn(int(ours["retract"]))
-    if found := ours.get("difference"):
-        yield DifferenceFound(int(found["place"]), str(found["device"]), str(found["target"]))
+    if difference := ours.get("difference"):
+        yield DifferenceFound(int(difference["place"]), str(difference["device"]), str(difference["target"]))
 
 
 def origins_of(spans: Iterable[TextSpan]) -> list[list[Any]]:

@@ -92,12 +92,12 @@ class Admission:
     def places(self, client: str, count: int) -> list[QueuePlace]:
         """Return `count` places. Raises `CapacityError`, and takes none, if there are fewer."""
         with contextlib.ExitStack() as undo:
-            found = list[QueuePlace]()
+            places = list[QueuePlace]()
             for _ in range(count):
-                found.append(self.place(client))
-                undo.callback(found[-1].release)
+                places.append(self.place(client))
+                undo.callback(places[-1].release)
             undo.pop_all()
-        return found
+        return places
 
     def release(self, client: str, turn: asyncio.Future[None], took: float | None) -> None:
         """Take a place back after `took` seconds of use; None if its seat wrote no text."""

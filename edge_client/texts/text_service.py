@@ -176,10 +176,10 @@ class TextService:
     @property
     def max_positions(self) -> int:
         """Return the verifier's limit on prompt and text together; 0: unknown."""
-        found = self.verifiers.best()
-        if found is None:
+        described = self.verifiers.best()
+        if described is None:
             return 0
-        return min(found.max_positions, found.max_session_positions or found.max_positions)
+        return min(described.max_positions, described.max_session_positions or described.max_positions)
 
     @property
     def can_draft(self) -> bool:
@@ -188,8 +188,8 @@ class TextService:
 
     def _eos_ids(self, writer: Writer) -> tuple[int, ...]:
         """Return the target's end tokens; the draft's until they are known, or if it writes alone."""
-        found = self.verifiers.best() if writer is not Writer.DRAFT else None
-        return self.words.eos_ids if found is None else found.eos_token_ids
+        described = self.verifiers.best() if writer is not Writer.DRAFT else None
+        return self.words.eos_ids if described is None else described.eos_token_ids
 
     @contextlib.asynccontextmanager
     async def writing(
