@@ -36,13 +36,7 @@ class SchedulerConfig:
     """Holds the limits of one verifier. The constructor checks each."""
 
     max_sessions: int = setting(64, "sessions open at once", unit="sessions", low=1)
-    max_tenant_share: float = setting(
-        1.0, "share of all sessions and KV slots that one tenant may hold", above=0.0, high=1.0
-    )
     max_rows: int = setting(256, "nodes in one step, tips included, all sessions", unit="nodes", low=1)
-    max_context: int = setting(
-        2**20, "KV slots of the sessions that decode in one step; more take turns", unit="slots", low=1
-    )
     max_nodes_per_session: int = setting(
         16, "nodes of one session in one step, likeliest first", unit="nodes", low=1, key="max_nodes"
     )
@@ -54,31 +48,17 @@ class SchedulerConfig:
         low=1,
         unset="auto",
     )
-    max_prefill_slowdown: float = setting(
-        1.75, "factor by which prompts may lengthen a step of other sessions", above=1.0, high=math.inf
-    )
     max_live_nodes: int = setting(
         128, "live nodes of one session; further proposed nodes are dropped", unit="nodes", low=1
     )
     max_slowdown: float = setting(
         0.02, "share of a session's token rate that other sessions' drafts may take", above=0.0, high=math.inf
     )
-    # A longer text takes free slots, or the youngest session is preempted and evaluated anew. Most texts end
-    # long before their max_tokens.
-    promised_text: int = setting(
-        512, "tokens of a session's text whose slots are reserved when it is admitted", unit="tokens", low=1
-    )
     prefix_cache: bool = setting(
         True, "cache of ended sessions' KV, for sessions of the same tenant with the same beginning"
     )
-    open_timeout: float = setting(
-        10.0, "time in which a stream's first message must come", unit="seconds", above=0.0, high=math.inf
-    )
     idle_timeout: float = setting(
         300.0, "time a session without fill waits for a Propose", unit="seconds", above=0.0, high=math.inf
-    )
-    stall_timeout: float = setting(
-        60.0, "time that an edge may leave its messages unread", unit="seconds", above=0.0, high=math.inf
     )
     # Sessions without fill never get guesses.
     recall: bool = setting(False, "the verifier's own guesses, copied from earlier in the same text")
@@ -89,6 +69,14 @@ class SchedulerConfig:
         unit="tokens",
         low=0,
     )
+    # Not settings: nobody has needed another number.
+    max_context: int = 2**20  # KV slots of the sessions that decode in one step; more take turns
+    max_prefill_slowdown: float = 1.75  # factor by which prompts may lengthen a step of other sessions
+    # Tokens of a session's text whose slots are reserved when it is admitted. A longer text takes free slots,
+    # or the youngest session is preempted and evaluated anew. Most texts end long before their max_tokens.
+    promised_text: int = 512
+    open_timeout: float = 10.0  # seconds in which a stream's first message must come
+    stall_timeout: float = 60.0  # seconds that an edge may leave its messages unread
     rules: tuple[AcceptanceRule, ...] = (
         LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly
     )

@@ -68,7 +68,7 @@ class VerifyScheduler:
         self.info = info
         self.config = config or SchedulerConfig()
         self.memory = KvMemory(info.num_slots, self.config.prefix_cache, info.recurrent, info.apart)
-        self.tenants = Tenants(self.config, info.num_slots)
+        self.tenants = Tenants(info.num_slots, self.config.shared_texts)
         self.mask_time = MaskTime()
         self.preemption = Preemption(self.config, self.memory, self.tenants)
         self.cost = StepCost(buckets=info.row_buckets, expert_share=info.expert_share)

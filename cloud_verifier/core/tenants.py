@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from cloud_verifier.core.batching import StepDraft
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import NO_QUOTA, Meters, Quotas
 from cloud_verifier.core.verify_session import VerifySession
 from common.errors import CapacityError, Code, UserError
@@ -56,14 +55,13 @@ class Tenants:
 
     A returning tenant keeps its earlier service, and starts with at least that of the least served tenant
     here (or of the last that left). So a tenant gains nothing by being away or by reconnecting for every
-    text. Args: config; num_slots, of the verifier.
+    text. Args: num_slots, of the verifier; shared_texts, tokens of each tenant's texts to keep.
     """
 
-    def __init__(self, config: SchedulerConfig | None = None, num_slots: int = 0) -> None:
+    def __init__(self, num_slots: int = 0, shared_texts: int = 0) -> None:
         self.refused = Counter[str]()  # by limit
         self.positions = Meters(lambda tenant: None)
-        self.texts = TenantTexts(0 if config is None else config.shared_texts)
-        self._config = config or SchedulerConfig()
+        self.texts = TenantTexts(shared_texts)
         self._num_slots = num_slots
         self._here: dict[str, Tenant] = {}
         self._away = OrderedDict[str, float]()  # service of tenants without a session, first to leave first
@@ -138,26 +136,9 @@ class Tenants:
         self._streams.take({name: 1})
 
     def check(self, name: str, request: Open, num_promised: int, now: float) -> None:
-        """Raise `CapacityError` if the tenant has used up its quota or its share, `UserError` for a text that
-        is too long. `num_promised` counts the slots to be reserved for the session."""
-        tenant = self.get(name)
-        self._check_quota(tenant, request, num_promised, now)
-        share, config = self._config.max_tenant_share, self._config
-        if share == 1:
-            return
-        if tenant.num_sessions + 1 > max(1, int(share * config.max_sessions)):
-            raise CapacityError(
-                f"this tenant has {tenant.num_sessions} sessions here, the most that one may have "
-                "(--max-tenant-share); try later"
-            )
-        if tenant.num_sessions and tenant.num_slots + num_promised > share * self._num_slots:
-            raise CapacityError(
-                f"this tenant holds {tenant.num_slots} KV slots here and may hold "
-                f"{int(share * self._num_slots)} (--max-tenant-share); try later"
-            )
-
-    def _check_quota(self, tenant: Tenant, request: Open, num_promised: int, now: float) -> None:
-        quota, wanted = self._quotas.of(tenant.name), request.sampling.max_tokens
+        """Raise `CapacityError` if the tenant has used up its quota, `UserError` for a text that is too long.
+        `num_promised` counts the slots to be reserved for the session."""
+        tenant, quota, wanted = self.get(name), self._quotas.of(name), request.sampling.max_tokens
         if quota is NO_QUOTA:
             return
         if quota.max_tokens is not None and wanted > quota.max_tokens:
