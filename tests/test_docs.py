@@ -10,7 +10,6 @@ import pytest
 from forerun.cli import COMMANDS, build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
-GUIDE = ROOT / "docs" / "edge.md"
 PAGES = (
     ROOT / "README.md",
     ROOT / "deploy" / "README.md",
@@ -46,57 +45,6 @@ def code(page: Path) -> list[str]:
     """Its code spans, and the lines of its indented blocks."""
     text = page.read_text(encoding="utf-8")
     return [*re.findall(r"`([^`]+)`", text), *re.findall(r"^    (.+)$", text, re.MULTILINE)]
-
-
-def endpoints(text: str) -> set[tuple[str, str]]:
-    """Methods and paths in the first column of the guide's table."""
-    table = text.split("\n## Endpoints\n")[1].split("\n## ", maxsplit=1)[0]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    return {(method, path) for cell in cells for method, path in re.findall(r"`([A-Z]+) ([^`]+)`", cell)}
-
-
-class NoVerifiers:
-    """A `VerifierChoice` of none."""
-
-    def route(self, key: str, skill: object, target: str) -> object:
-        raise LookupError(key)
-
-    async def heard(self, patience: float) -> None:
-        raise LookupError(patience)
-
-    def refusal(self) -> None:
-        """See `best`."""
-
-    def best(self) -> None:
-        return None
-
-
-def served() -> set[tuple[str, str]]:
-    """Methods and paths that the daemon has."""
-    from edge_client.api.app import Api, ApiSettings
-    from edge_client.api.endpoints import Defaults, TextEndpoints
-    from edge_client.api.page import page_routes, tree_routes
-    from edge_client.api.pairs import Pairs
-    from edge_client.api.security import Gate
-    from edge_client.texts.text_service import TextService, TextSettings
-    from tests.drivers.tiny import VOCABULARY
-    from tests.edge_client.api.world import Letters
-
-    texts = TextService(Letters(), VOCABULARY, NoVerifiers(), None, TextSettings())  # type: ignore[arg-type]
-    api = Api(
-        Pairs(TextEndpoints(texts, Defaults())),
-        ApiSettings(Gate()),
-        status=dict,
-        ready=str,
-        more=(*page_routes(), *tree_routes(texts)),
-    )
-    return {(method, route.path) for route in api.routes for method in (route.methods or set()) - {"HEAD"}}
-
-
-@pytest.mark.api
-@pytest.mark.grpc
-def test_the_guide_has_the_endpoints_that_there_are() -> None:
-    assert endpoints(GUIDE.read_text(encoding="utf-8")) == served()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

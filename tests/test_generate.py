@@ -1,16 +1,12 @@
-"""What stands in two places is the same in both, and every query names a metric that exists."""
+"""Generated files are fresh, and dashboards can be laid out."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from cloud_verifier import settings as verifier
-from cloud_verifier.telemetry.metrics import METRICS
-from edge_client import settings as edge
 from lab.tools import generate
 from lab.tools.generate import ROOT, known_metrics
 
@@ -20,14 +16,6 @@ DASHBOARDS = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "das
 @pytest.mark.parametrize("path", generate.files(), ids=lambda path: path.name)
 def test_a_generated_file_is_fresh(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == generate.files()[path], "stale: run `make generate`"
-
-
-def test_the_tables_have_every_metric_and_every_setting() -> None:
-    operations = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert all(f"\n| `{metric.exposed}" in operations for metric in METRICS)
-    for page, schema in (("edge_config.md", edge.SCHEMA), ("serving.md", verifier.SCHEMA)):
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-        assert all(f"\n| `{entry.key}` |" in text for entry in schema.entries)
 
 
 @pytest.mark.parametrize("path", sorted(DASHBOARDS.iterdir()), ids=lambda path: path.name)
@@ -45,13 +33,3 @@ def test_a_dashboard_can_be_laid_out(path: Path) -> None:
 def test_the_names_of_edges_metrics_are_found() -> None:
     """They are read from the source of their page; a change of its form would find none."""
     assert {"forerun_edge_tokens_total", "forerun_edge_texts_running"} <= known_metrics()
-
-
-def test_every_query_of_the_page_asks_for_metrics_that_are_there() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    engine = {
-        "forerun_engine",
-        *(f"forerun_engine_{name}_total" for name in ("graph_steps", "eager_steps", "eager_reasons")),
-    }
-    named = set(re.findall(r"(?:forerun|vllm)[_:][a-z_]+[a-z]", text))
-    assert named <= known_metrics() | engine

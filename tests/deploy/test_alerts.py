@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lab.tools.generate import ROOT, known_metrics
+from lab.tools.generate import ROOT
 from tests.conftest import program
 
 ALERTS = ROOT / "deploy" / "compose" / "prometheus" / "alerts.yaml"
@@ -170,10 +169,6 @@ def rules() -> dict[str, Any]:
     return {each["alert"]: each for group in groups for each in group["rules"]}
 
 
-def unknown_metrics(text: str) -> set[str]:
-    return set(re.findall(r"\b(?:forerun_|vllm:|process_)[a-z_]+[a-z]", text)) - known_metrics()
-
-
 def check(name: str, series: dict[str, str], minute: int, fires: bool, folder: Path) -> None:
     """One unit test of promtool's: how many alerts of this name fire then."""
     (folder / "rules.yaml").write_bytes(ALERTS.read_bytes())
@@ -194,20 +189,12 @@ def check(name: str, series: dict[str, str], minute: int, fires: bool, folder: P
 
 
 def promtool(*arguments: str) -> None:
-    found = program("promtool")
-    assert found is not None
-    done = subprocess.run([found, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([str(program("promtool")), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_alert_has_a_case() -> None:
     assert CASES.keys() == rules().keys()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_case_is_of_metrics_that_exist(name: str) -> None:
-    case = CASES[name]
-    assert not unknown_metrics(" ".join((*case.fires, *case.quiet)))
 
 
 @pytest.mark.promtool
@@ -232,9 +219,3 @@ def test_an_alert_waits_before_it_wakes_anybody(name: str, tmp_path: Path) -> No
 @pytest.mark.promtool
 def test_prometheus_takes_the_rules() -> None:
     promtool("check", "rules", str(ALERTS))
-
-
-def test_every_alert_says_what_to_do() -> None:
-    for rule in rules().values():
-        assert rule["annotations"].keys() == {"summary", "description"}
-        assert rule["labels"]["severity"] in ("page", "warn")

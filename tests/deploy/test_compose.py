@@ -32,11 +32,12 @@ MADE = {"certs", "certs/ca.crt", "certs/edge-token"}
 
 
 def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    return content
 
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
+EDGE = tomllib.loads((FOLDER / "edge.toml").read_text(encoding="utf-8"))
 
 
 def options(service: str) -> dict[str, str]:
@@ -46,13 +47,8 @@ def options(service: str) -> dict[str, str]:
 
 def mounts(service: str) -> dict[str, tuple[str, str]]:
     """Of a service: path inside -> source, and how."""
-    found = (each.rsplit(":", 2) for each in SERVICES[service].get("volumes", []))
-    return {inside: (source, how) for source, inside, how in found}
-
-
-def test_it_has_all_five() -> None:
-    assert SERVICES.keys() == {"verifier", "edge", "broker", "prometheus", "grafana"}
-    assert compose().keys() <= {"name", "services", "networks", "x-hardened"}
+    volumes = (volume.rsplit(":", 2) for volume in SERVICES[service].get("volumes", []))
+    return {inside: (source, how) for source, inside, how in volumes}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -86,12 +82,6 @@ def test_a_service_names_what_is_there_and_is_reached_from_this_machine_alone(na
     assert service.get("depends_on", {}).keys() <= SERVICES.keys()
 
 
-def test_who_speaks_to_whom_shares_a_network() -> None:
-    together = [("edge", "verifier"), ("edge", "broker"), ("prometheus", "verifier"), ("prometheus", "edge")]
-    for one, other in [*together, ("grafana", "prometheus")]:
-        assert set(SERVICES[one]["networks"]) & set(SERVICES[other]["networks"]) - {"machine"}, (one, other)
-
-
 def test_the_verifier_takes_its_options() -> None:
     assert callable(build_parser().parse_args(SERVICES["verifier"]["command"][3:]).run)
 
@@ -102,12 +92,6 @@ def test_the_verifier_drains_before_it_is_killed() -> None:
     assert grace >= max(1.5 * drain, drain + FLUSH_TIME + ENDING_TIME)
 
 
-def test_the_verifier_is_probed_on_its_operators_port() -> None:
-    code = SERVICES["verifier"]["healthcheck"]["test"][3]
-    port = options("verifier")["--http"].rpartition(":")[2]
-    assert f"http://127.0.0.1:{port}/readyz" in code
-
-
 @pytest.mark.parametrize("name", ["verifier", "edge"])
 def test_probes_are_programs_that_can_be_read(name: str) -> None:
     *_, flag, code = SERVICES[name]["healthcheck"]["test"]
@@ -115,65 +99,31 @@ def test_probes_are_programs_that_can_be_read(name: str) -> None:
     compile(code, name, "exec")
 
 
-@pytest.mark.parametrize("name", ["verifier", "edge"])
-def test_files_that_are_named_are_mounted(name: str) -> None:
-    text = (FOLDER / "edge.toml").read_text(encoding="utf-8") if name == "edge" else ""
-    named = [value for value in options(name).values() if value.startswith("/")] if name == "verifier" else []
-    named += re.findall(r'"(/[^"]+)"', text)
-    assert named
-    for path in named:
-        inside = [each for each in mounts(name) if path == each or path.startswith(f"{each}/")]
-        assert inside, path
-        source = mounts(name)[inside[0]][0]
-        assert source == "./compose/certs" or (DEPLOY / source / Path(path).relative_to(inside[0])).exists()
-
-
-def test_the_edge_is_configured_by_keys_that_exist() -> None:
-    told = tomllib.loads((FOLDER / "edge.toml").read_text(encoding="utf-8"))
+def test_the_edges_settings_are_keys_of_its_schema() -> None:
     known = {name: {setting.name for setting in fields(section)} for name, section in SCHEMA.sections.items()}
-    for section, settings in told.items():
+    for section, settings in EDGE.items():
         assert settings.keys() <= known[section], section
 
 
-def test_the_edge_asks_for_services_by_their_names() -> None:
-    told = tomllib.loads((FOLDER / "edge.toml").read_text(encoding="utf-8"))
-    verifier, broker = told["verifier"]["addresses"][0], told["fleet"]["broker"].removeprefix("mqtts://")
-    assert verifier == f"verifier:{options('verifier')['--listen'].rpartition(':')[2]}"
-    assert broker == f"broker:{mosquitto_told()['listener']}"
-    assert SERVICES["edge"]["ports"] == [f"127.0.0.1:8080:{told['api']['listen'].rpartition(':')[2]}"]
-
-
-def test_certificates_are_made_for_the_names_that_are_asked_for() -> None:
-    script = (FOLDER / "prepare.sh").read_text(encoding="utf-8")
-    found = re.search(r"--name (\S+)", script)
-    assert found is not None
-    assert set(found[1].split(",")) == {"verifier", "broker", "edge", "localhost", "127.0.0.1"}
-    told = tomllib.loads((FOLDER / "edge.toml").read_text(encoding="utf-8"))
-    tenant, device = told["fleet"]["tenant"], told["fleet"]["device"]
-    assert f"--tenant {tenant} --device {device}" in script
-    assert told["verifier"]["tls_cert"].endswith(f"/{tenant}-{device}.crt")
-
-
-# prometheus and grafana -------------------------------------------------------------------------------------
-
-
-def prometheus() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yaml").read_text())
-    return found
-
-
-def test_prometheus_reads_services_by_their_names() -> None:
-    targets = {
-        each["job_name"]: each["static_configs"][0]["targets"] for each in prometheus()["scrape_configs"]
+def test_services_address_each_other_by_name_and_port() -> None:
+    verifier, probes = (options("verifier")[name].rpartition(":")[2] for name in ("--listen", "--http"))
+    assert EDGE["verifier"]["addresses"][0] == f"verifier:{verifier}"
+    assert EDGE["fleet"]["broker"] == f"mqtts://broker:{mosquitto_settings()['listener']}"
+    assert SERVICES["edge"]["ports"] == [f"127.0.0.1:8080:{EDGE['api']['listen'].rpartition(':')[2]}"]
+    scraped = yaml.safe_load((FOLDER / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    assert {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped} == {
+        "forerun-verifier-metrics": [f"verifier:{probes}"],
+        "forerun-edge": ["edge:8080"],
     }
-    port = options("verifier")["--http"].rpartition(":")[2]
-    assert targets == {"forerun-verifier-metrics": [f"verifier:{port}"], "forerun-edge": ["edge:8080"]}
+    source = yaml.safe_load((FOLDER / "grafana/datasources/prometheus.yaml").read_text())["datasources"][0]
+    assert source["url"] == f"http://prometheus:{SERVICES['prometheus']['ports'][0].rpartition(':')[2]}"
+    asks = [("edge", "verifier"), ("edge", "broker"), ("prometheus", "verifier"), ("prometheus", "edge")]
+    for client, server in [*asks, ("grafana", "prometheus")]:
+        shared = set(SERVICES[client]["networks"]) & set(SERVICES[server]["networks"]) - {"machine"}
+        assert shared, f"{client} cannot reach {server}"
 
 
-def test_alerts_find_the_verifier_by_its_job() -> None:
-    (name,) = prometheus()["rule_files"]
-    named = set(re.findall(r'job="([^"]+)"', (FOLDER / "prometheus" / name).read_text(encoding="utf-8")))
-    assert named <= {each["job_name"] for each in prometheus()["scrape_configs"]}
+# prometheus ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.promtool
@@ -191,20 +141,10 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_grafana_finds_prometheus_and_the_dashboards() -> None:
-    source = yaml.safe_load((FOLDER / "grafana/datasources/prometheus.yaml").read_text())["datasources"][0]
-    assert source["url"] == f"http://prometheus:{SERVICES['prometheus']['ports'][0].rpartition(':')[2]}"
-    provider = yaml.safe_load((FOLDER / "grafana/dashboards/forerun.yaml").read_text())["providers"][0]
-    assert provider["options"]["path"] in mounts("grafana")
-    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    folder = mounts("grafana")[provider["options"]["path"]][0]
-    assert (DEPLOY / folder / Path(home).name).is_file()
-
-
 # the broker -------------------------------------------------------------------------------------------------
 
 
-def mosquitto_told() -> dict[str, str]:
+def mosquitto_settings() -> dict[str, str]:
     lines = (FOLDER / "mosquitto" / "mosquitto.conf").read_text(encoding="utf-8").splitlines()
     return dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
 

@@ -192,6 +192,9 @@ def test_anything_else_is_merged_over_an_object(chart: Path) -> None:
         ({"model": {"accessModes": ["ReadOnlyMany"]}}, "model.accessModes"),
         ({"model": {"repository": "alone"}}, "model.repository"),
         ({"model": {"sha256sums": "abc"}}, "model.sha256sums"),
+        ({"model": {"sha256sums": f"{SUMS}{'a' * 64}  pytorch_model.bin\n"}}, "model.sha256sums"),
+        ({"model": {"sha256sums": f"{SUMS}{'a' * 64}  ../config.json\n"}}, "model.sha256sums"),
+        ({"model": {"sha256sums": f"{SUMS}{'a' * 64}  /etc/x.json\n"}}, "model.sha256sums"),
         ({"tls": {"secret": "x"}}, "tls"),
         ({"overrides": {"forerun-verifier": {}}}, "overrides"),
         ({"createNamespace": "yes"}, "createNamespace"),
@@ -236,42 +239,6 @@ def test_what_is_the_clusters_can_be_another_releases(chart: Path) -> None:
     assert "PriorityClass" not in {
         each["kind"] for each in render(chart, profile="gpu", createPriorityClass=False)
     }
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "../config.json", "/etc/x.json", "model.gguf", "a.pt"])
-def test_a_hash_of_another_file_is_refused(name: str, chart: Path) -> None:
-    assert attempt(chart, model={"sha256sums": f"{SUMS}{'a' * 64}  {name}\n"}).returncode != 0
-
-
-def told(chart: Path, folder: Path, **values: Any) -> str:
-    """What NOTES.txt says. Only an install shows it, so a copy of the chart has it as an object."""
-    copy = Path(shutil.copytree(chart, folder / "chart"))
-    (copy / "templates" / "NOTES.txt").rename(copy / "NOTES.txt")
-    (copy / ".helmignore").unlink()
-    template = 'kind: Told\ntext: {{ tpl (.Files.Get "NOTES.txt") . | toJson }}\n'
-    (copy / "templates" / "told.yaml").write_text(template, encoding="utf-8")
-    done = attempt(copy, "inference", **values)
-    assert done.returncode == 0, done.stderr
-    (found,) = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "Told"]
-    return str(found["text"])
-
-
-@pytest.mark.parametrize(
-    ("values", "there", "not_there"),
-    [
-        ({"profile": "gpu"}, {"forerun-verifier-tls", "model.repository", "inference.svc:50051"}, set()),
-        ({"profile": "cpu-demo"}, {"verifier.insecure"}, {"forerun-verifier-tls"}),
-        ({"profile": "mtls"}, {"cert-manager"}, {"ca.crt"}),
-        ({"addons": ["mtls"]}, {"cert-manager"}, {"ca.crt"}),
-        ({"profile": "gateway"}, {"forerun-token-keys", "forerun-gateway-tls"}, set()),
-        ({"tls": {"secretName": "mine"}, "model": MODEL}, {"mine"}, {"model.repository"}),
-    ],
-)
-def test_notes_name_what_is_still_to_be_made(
-    values: Object, there: set[str], not_there: set[str], chart: Path, tmp_path: Path
-) -> None:
-    words = told(chart, tmp_path, **values)
-    assert {each for each in there | not_there if each in words} == there
 
 
 def test_a_chart_without_objects_says_how_to_write_them(tmp_path: Path) -> None:
