@@ -28,11 +28,14 @@ LLAMA_CMAKE := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/con
 FORERUN_REAL_MODELS ?=
 MODELS := $(if $(FORERUN_REAL_MODELS),,$(SMOLLM2))
 
+# Tests of published schemes, of training and of the lab: `make lab` runs them.
+LAB_TESTS := tests/schemes tests/training tests/lab
+
 # More arguments for a command: make test ARGS='-k noise', make demo ARGS='--rtt 100'
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test real ray clients soak attacks check static format proto locks sbom audit manifests chart generate clean distclean preflight
+.PHONY: help setup demo quick test lab real ray clients soak attacks check static format proto locks sbom audit manifests chart generate clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -44,11 +47,14 @@ setup: $(STAMP) ## create .venv with all that the project needs
 demo: setup ## run the demonstration
 	$(BIN)/forerun demo $(ARGS)
 
-quick: setup ## run the quick tests: cores, simulator, one end-to-end text (2 minutes, without torch)
+quick: setup ## run the quick tests: cores, wire, 100 random worlds, texts over gRPC (a minute, without torch)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)
 
-test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(MODELS) ## run the tests
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(ARGS)
+test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(MODELS) ## run the tests of the product (10 minutes)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(LAB_TESTS:%=--ignore=%) $(ARGS)
+
+lab: setup ## run the tests of schemes, training and lab, which `make test` leaves out
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(LAB_TESTS) $(ARGS)
 
 real: setup $(MODELS) ## run the tests with published models, all GGUF files of FORERUN_REAL_MODELS (.venv/models)
 	$(BIN)/python -m pytest tests/real $(ARGS)
@@ -68,14 +74,12 @@ soak: setup ## the longest tests, 20,000 random worlds, 100,000 hostile clients,
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m tests.worlds.soak
 	$(BIN)/python -m tests.fuzz.soak $(ARGS)
-	$(BIN)/python -m tests.fuzz.bodies --cases 20000
-	$(BIN)/python -m tests.fuzz.model_files --cases 4000
 	$(BIN)/python -m tests.attacks
 
 attacks: setup ## replay known attacks against a verifier and a daemon (8 minutes; Linux)
 	$(BIN)/python -m tests.attacks $(ARGS)
 
-check: static test ## all that a change must pass: format, lint, types, tests
+check: static test lab ## all that a change must pass: format, lint, types, tests
 
 format: setup ## rewrite the sources in the house format and mend what lint can mend
 	$(BIN)/ruff format .

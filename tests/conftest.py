@@ -56,7 +56,9 @@ NEEDED_PROGRAMS = {
 NOWHERE = frozenset(os.environ.get("FORERUN_TESTS_WITHOUT", "").split())
 """Marks whose programs `.ci/run` could not get on this machine; their tests say so and are skipped."""
 
-CLIENTS = Path(__file__).parent / "clients"
+TESTS = Path(__file__).parent
+
+CLIENTS = TESTS / "clients"
 
 PYTHON_CLIENTS = Path(sys.prefix) / "clients" / ".forerun-installed"
 """What `make clients` leaves when each script of tests/clients/python has its environment."""
@@ -65,12 +67,18 @@ AGENTS = CLIENTS / "agents" / "node_modules" / ".bin"
 
 NODE_PACKAGES = CLIENTS / "node" / "node_modules"
 
-HELM_PACKAGES = Path(__file__).parent / "deploy" / "helm" / "node_modules"
+HELM_PACKAGES = TESTS / "deploy" / "helm" / "node_modules"
 
 REAL_MODELS = Path(os.environ.get("FORERUN_REAL_MODELS") or Path(sys.prefix) / "models").absolute()
 """Published GGUF files. `make test` fetches `SMOLLM2` into the second folder."""
 
 SMOLLM2 = "smollm2-135m.gguf"
+
+QUICK = (
+    *(TESTS / "cloud_verifier" / "core", TESTS / "edge_client" / "core", TESTS / "common"),
+    *(TESTS / "drivers", TESTS / "golden", TESTS / "worlds"),
+)
+"""Folders of `make quick`: the two cores, what both sides share, random worlds, and texts over gRPC."""
 
 NOT_QUICK = {
     *NEEDED_MODULES,
@@ -140,16 +148,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that `make quick`, or a machine without torch or triton, cannot even import."""
+    """Leave out folders that are not of `make quick`, and files that a run cannot even import."""
     quick = config.getoption("--quick")
     if collection_path.is_dir():
-        return (quick and collection_path.name == "lab") or None
-    found = AT_ITS_TOP.search(collection_path.read_text("utf-8"))
-    if found is None:
+        is_outside = not any(
+            collection_path.is_relative_to(folder) or folder.is_relative_to(collection_path)
+            for folder in QUICK
+        )
+        return (quick and is_outside) or None
+    heavy = AT_ITS_TOP.search(collection_path.read_text("utf-8"))
+    if heavy is None:
         return None
     if quick:
         return True
-    return (find_spec(found["kind"] or "torch") is None and os.environ.get("CI") != "true") or None
+    return (find_spec(heavy["kind"] or "torch") is None and os.environ.get("CI") != "true") or None
 
 
 @pytest.hookimpl(tryfirst=True)

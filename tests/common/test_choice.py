@@ -138,6 +138,7 @@ def test_processed_logits_follow_the_documented_rules(filters: dict[str, float])
             np.testing.assert_allclose(ours, plain, rtol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", [FILTERS[at] for at in (0, 3, 7, 11, 16)], ids=str)
 @pytest.mark.parametrize("penalties", [PENALTIES[0], PENALTIES[-1]], ids=str)
 def test_choices_have_the_law_of_the_processed_softmax(
@@ -182,6 +183,7 @@ def sorted_each_time(
 IDS = st.lists(st.integers(0, 11), max_size=9)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     st.sampled_from(PENALTIES),
@@ -356,6 +358,7 @@ def test_a_tiny_repetition_penalty_overflows_nothing() -> None:
 MASKS = st.lists(st.booleans(), min_size=8, max_size=8).filter(any)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=8, max_size=8),

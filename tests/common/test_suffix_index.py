@@ -91,6 +91,7 @@ def check(seed: int, num_cases: int) -> None:
             assert match.num_places == len(expected[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 12, 10**6])
 def test_a_look_up_equals_a_naive_search(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", at_once)

@@ -352,6 +352,7 @@ class Played:
             assert not (isinstance(effect, End) and effect.error), effect
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -166,6 +166,7 @@ def clocked(fixed: float, per_row: float, per_read: float, per: int) -> Machine:
     return Machine(info=TargetInfo("clocked", 100, 2**20, 200_000, (), b"", per), duration=duration)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writers", [1, 16])
 @pytest.mark.parametrize(("model", "prompt"), [(GPU, 32_000), (CPU, 8000)], ids=["gpu", "cpu"])
 def test_nobody_waits_twice_as_long_while_a_long_prompt_is_read(

@@ -138,6 +138,7 @@ def test_drafts_that_need_many_states_do_not_end_their_own_text() -> None:
     assert found(matcher, *text) == expected
 
 
+@pytest.mark.slow
 def test_a_text_that_is_resumed_goes_as_far_as_without() -> None:
     """Masks of many tokens need many states, too, of which a text that is read again has none."""
     words = [bytes(word) for size in range(1, 9) for word in product(b"ab", repeat=size)]
