@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.messages import Open
 from common.offers import offered
 from common.tree import Node
-from common.wire.size import request_size, response_size
+from common.wire.codec import encode_request, encode_response
 from edge_client.core.effects import Emit, SessionStats
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
 from edge_client.core.policies.base import expandable, unsent
@@ -86,7 +86,7 @@ class ColocatedDraft(SimulatedDevice):
         self.began_at = self._events.now
         config = self.session.config
         request = Open(config.prompt, config.sampling, config.fingerprint)
-        self._from_user.carry(request_size(request) + FRAME, self._start_session)
+        self._from_user.carry(encode_request(request).ByteSize() + FRAME, self._start_session)
 
     @property
     def num_bytes(self) -> tuple[int, int]:
@@ -96,7 +96,7 @@ class ColocatedDraft(SimulatedDevice):
         """What the verifier sends goes on to the user as it is, as a streaming server would send it."""
         super()._receive(message)
         emitted, self._emitted = self._emitted, []
-        self._to_user.carry(response_size(message) + FRAME, partial(self._deliver, emitted))
+        self._to_user.carry(encode_response(message).ByteSize() + FRAME, partial(self._deliver, emitted))
 
     def _emit(self, effect: Emit) -> None:
         self._emitted.append(effect)

@@ -26,7 +26,7 @@ from common.errors import LocalError
 from common.messages import Close, Commit, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
-from common.wire.size import request_size, response_size
+from common.wire.codec import encode_request, encode_response
 from edge_client.core import effects as edge_effects
 from edge_client.core.draft_pace import AFTER_REST
 from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
@@ -216,7 +216,7 @@ class SimulatedDevice:
 
     def to_edge(self, message: ToEdge) -> None:
         """Send the verifier's message over the link."""
-        self._down.carry(response_size(message) + FRAME, partial(self._receive, message))
+        self._down.carry(encode_response(message).ByteSize() + FRAME, partial(self._receive, message))
 
     def _receive(self, message: ToEdge) -> None:
         if self.finished is None:
@@ -251,7 +251,9 @@ class SimulatedDevice:
         self.arrivals += [self._events.now - self.began_at] * len(effect.tokens)
 
     def _send(self, message: Open | Propose | Close) -> None:
-        self._up.carry(request_size(message) + FRAME, partial(self._verifier.receive, self, message))
+        self._up.carry(
+            encode_request(message).ByteSize() + FRAME, partial(self._verifier.receive, self, message)
+        )
 
     def _expand(self, rows: tuple[DraftRow, ...]) -> None:
         self._drafting = True

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import assert_never
 
 from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule, Draft
-from common.errors import Code, PeerError, UserError
+from common.errors import PeerError, UserError
 from common.messages import (
     MAX_HINTED,
     MAX_TOP_LOGPROBS,
@@ -208,9 +208,6 @@ def _unless(value: float, default: float) -> float | None:
 
 # Decoding ---------------------------------------------------------------------------------------------------
 
-STRICT = 3
-"""The privacy of earlier versions that sent messages at fixed times."""
-
 
 def decode_request(request: pb.SessionRequest) -> ClientMessage:
     """Decode what the edge sent. Raises `PeerError`, `UserError`."""
@@ -221,14 +218,11 @@ def decode_request(request: pb.SessionRequest) -> ClientMessage:
         return _open(request.open)
     if kind == "close":
         return Close()
-    raise PeerError(
-        "the request is empty or unknown; it must hold one of open, propose, close. An edge of an earlier "
-        "version sends long messages in parts: update it"
-    )
+    raise PeerError("the request is empty or unknown; it must hold one of open, propose, close")
 
 
 def decode_response(response: pb.SessionResponse) -> ServerMessage:
-    """Decode what the verifier sent. Raises `PeerError`, and `UserError` for a privacy that is gone."""
+    """Decode what the verifier sent. Raises `PeerError`."""
     kind = response.WhichOneof("message")
     if kind == "commit":
         return _commit(response.commit)
@@ -245,14 +239,8 @@ def decode_response(response: pb.SessionResponse) -> ServerMessage:
 
 
 def is_idle(response: pb.SessionResponse) -> bool:
-    """Tell whether the verifier sent only a sign of life. Raises `PeerError` for a piece of a message."""
-    if response.WhichOneof("message") != "idle":
-        return False
-    if response.idle.ByteSize():  # earlier versions cut long messages, and the pieces had this number
-        raise PeerError(
-            "the verifier sent a piece of a message; update the verifier, or set both sides' privacy to off"
-        )
-    return True
+    """Tell whether the verifier sent only a sign of life."""
+    return response.WhichOneof("message") == "idle"
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
@@ -332,8 +320,8 @@ def _wait(message: pb.Propose) -> Wait | None:
         raise PeerError("propose has one of wait_due_us and wait_most_us; it must have both or neither")
     if not has_due:
         return None
-    for name, found in (("wait_due_us", message.wait_due_us), ("wait_most_us", message.wait_most_us)):
-        bounds.in_range(f"propose.{name}", found, 0, bounds.MAX_WAIT_US)
+    for name, value in (("wait_due_us", message.wait_due_us), ("wait_most_us", message.wait_most_us)):
+        bounds.in_range(f"propose.{name}", value, 0, bounds.MAX_WAIT_US)
     return Wait(message.wait_due_us, message.wait_most_us)
 
 
@@ -346,9 +334,9 @@ def _drafts(message: pb.Propose, num_nodes: int) -> tuple[Draft | None, ...]:
             f"there must be none or one for each of {num_nodes} tokens"
         )
     bounds.in_range("propose.draft_sizes", max(sizes, default=0), 0, bounds.MAX_DRAFT_TOKENS)
-    for name, found in (("draft_tokens", len(differences)), ("draft_counts", len(counts))):
-        if found != sum(sizes):
-            raise PeerError(f"propose.{name} has {found} entries; propose.draft_sizes sum to {sum(sizes)}")
+    for name, length in (("draft_tokens", len(differences)), ("draft_counts", len(counts))):
+        if length != sum(sizes):
+            raise PeerError(f"propose.{name} has {length} entries; propose.draft_sizes sum to {sum(sizes)}")
     drafts, end = list[Draft | None](), 0
     for size in sizes:
         start, end = end, end + size
@@ -393,11 +381,6 @@ def _opened(message: pb.Opened) -> Opened:
 def _level(field: str, number: int) -> Privacy | None:
     if not number:
         return None
-    if number == STRICT:
-        raise UserError(
-            f"{field} is strict, a level that this version does not have; set the privacy to padded",
-            Code.FAILED_PRECONDITION,
-        )
     try:
         return Privacy(number)
     except ValueError:

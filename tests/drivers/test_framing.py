@@ -1,4 +1,4 @@
-"""The sizes of what leaves either end of a stream, and what peers of an earlier version are told."""
+"""Messages of both ends are padded to a few sizes if either side wants it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 
 from cloud_verifier.server.calls import Framing
-from common.errors import Code, ForerunError, UserError
+from common.errors import ForerunError
 from common.messages import Close, Commit, Finish, FinishReason, Open, Opened, Propose, ServerMessage
 from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.sampling import SamplingParams
-from common.wire.codec import STRICT, decode_request, encode_request, encode_response
+from common.wire.codec import decode_request, encode_response
 from common.wire.padding import UP_BYTES
 from edge_client.network.channel import VerifierConnection, VerifierStream
 from tests.drivers.virtual import run
@@ -58,14 +58,6 @@ def test_the_stricter_of_both_sides_holds_and_an_old_edge_is_told_nothing(
 
 def test_with_log_probabilities_messages_are_longer_as_the_open_says() -> None:
     assert leaving(PADDED, asking(PADDED, logprobs=5))[0].ByteSize() == 512
-
-
-def test_an_edge_that_asks_for_strict_is_told_that_it_is_gone() -> None:
-    request = encode_request(asking(PADDED))
-    request.open.privacy = STRICT  # type: ignore[assignment]  # of an earlier version
-    with pytest.raises(UserError, match=r"open\.privacy is strict") as caught:
-        decode_request(request)
-    assert caught.value.code is Code.FAILED_PRECONDITION
 
 
 # The edge's end ---------------------------------------------------------------------------------------------
@@ -163,12 +155,3 @@ def test_a_sign_of_life_says_nothing_at_any_time() -> None:
     heard, lost = talk(Call(idle, opened, idle), PADDED)
     assert heard == [Opened(2, 32, privacy=PADDED)]
     assert lost == []
-
-
-def test_a_verifier_that_insists_on_strict_ends_the_stream_with_what_to_do() -> None:
-    opened = encode_response(Opened(2, 32, privacy=PADDED))
-    opened.opened.privacy = STRICT  # type: ignore[assignment]  # of an earlier version
-    heard, (error,) = talk(Call(opened), PADDED)
-    assert heard == []
-    assert isinstance(error, UserError)
-    assert error.code is Code.FAILED_PRECONDITION

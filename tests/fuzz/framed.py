@@ -10,7 +10,7 @@ from tests.fuzz.meaningless import CLOSE, TENANTS, openings, proposals
 from tests.fuzz.mutated import SPECS, recorded
 
 LEVELS = st.sampled_from([0, 1, 1, *[2] * 12, 3, 4])
-"""Of privacy, as the wire has it: 3 was an earlier version's, 4 is nobody's."""
+"""Of privacy, as the wire has it: 3 and 4 are no level."""
 
 PADDINGS = st.sampled_from([(), (), (0,), (3, 0), (100,), (127, 0), (128,), (4000,), (0,) * 300])
 """Entries of padding, by their bytes."""
