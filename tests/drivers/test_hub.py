@@ -34,14 +34,6 @@ def python(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.llama
-def test_a_draft_is_found_by_its_hub_path(tmp_path: Path) -> None:
-    fill_cache(tmp_path, [demo_models.DRAFT_GGUF])
-    code = "from common.llama.files import find_model; print(find_model('hf://{}/{}'))"
-    done = python(code.format(REPOSITORY, demo_models.DRAFT_GGUF.name), tmp_path)
-    assert Path(done.stdout.strip()).samefile(demo_models.DRAFT_GGUF), done.stderr
-
-
 @pytest.mark.torch
 def test_a_target_is_loaded_by_its_hub_id(tmp_path: Path) -> None:
     fill_cache(tmp_path, sorted(demo_models.TARGET_DIR.iterdir()))

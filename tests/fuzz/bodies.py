@@ -1,4 +1,4 @@
-"""Request bodies that are wrong somewhere, for every endpoint: `python -m tests.fuzz.bodies --cases 20000`.
+"""Plays request bodies that are wrong somewhere, for every endpoint; `test_bodies` says how many.
 
 Each body is a good one with some of its values replaced, doubled or left out, at any depth. Whatever comes,
 the daemon answers in time, with a text or with an error that has the endpoint's shape, and never with 500.
@@ -6,12 +6,9 @@ the daemon answers in time, with a text or with an error that has the endpoint's
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import json
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -265,19 +262,3 @@ async def run(first: int, count: int) -> Counter[str]:
     """Play so many seeds against one daemon, which must have nothing left to do afterwards."""
     async with world(settings=TextSettings(max_waiting=10_000), endpoints=Filling) as found:
         return await play(first, count, found)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=20_000)
-    parser.add_argument("--first", type=int, default=1, metavar="SEED")
-    options = parser.parse_args()
-    began = time.monotonic()
-    tally = asyncio.run(run(options.first, options.cases))
-    took = round(time.monotonic() - began, 1)
-    told = {"cases": options.cases, "seconds": took, "answers": dict(sorted(tally.items()))}
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

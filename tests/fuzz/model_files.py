@@ -1,4 +1,4 @@
-"""Thousands of damaged model files: `python -m tests.fuzz.model_files --cases 4000`.
+"""Plays thousands of damaged model files; `test_model_files` says how many.
 
 What must hold, whatever a file holds (`tests.fuzz.corrupt` draws them):
 
@@ -10,11 +10,8 @@ What must hold, whatever a file holds (`tests.fuzz.corrupt` draws them):
 - a safetensors file that our reader passes is read by the safetensors library without an error.
 """
 
-# ruff: noqa: T201  a command line prints
-
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -23,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -227,45 +224,17 @@ def _safetensors(folder: Path) -> Play:
     return play
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- all cases ----------------------------------------------------------------------------------------------
 
 
-def parts(cases: int, first: int, kinds: tuple[str, ...]) -> list[Part]:
-    """All cases, evenly over the formats."""
+def play(cases: int, first: int = 0, kinds: tuple[str, ...] = FORMATS) -> Tally:
+    """Play so many cases, evenly over the formats, in processes of their own, as cases fork."""
     each = -(-cases // len(kinds))
-    return [
+    todo = [
         Part(kind, first + start, min(PART, each - start)) for start in range(0, each, PART) for kind in kinds
     ]
-
-
-def main() -> int:
-    """0 if every law held in every case, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.model_files", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--cases", type=int, default=4000, help="how many at least (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case (%(default)s)")
-    parser.add_argument("--format", choices=FORMATS, action="append", help="only this one")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
-    options = parser.parse_args()
-    began, tally = time.monotonic(), Tally()
-    todo = parts(options.cases, options.seed, tuple(options.format or FORMATS))
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        for future in as_completed([pool.submit(part.run) for part in todo]):
-            tally.add(future.result())
-            done = f"… {sum(tally.outcomes.values())} cases, {len(tally.broken)} broken laws"
-            print(done, file=sys.stderr, flush=True)
-    _sum_up(tally, time.monotonic() - began)
-    return 1 if tally.broken else 0
-
-
-def _sum_up(tally: Tally, seconds: float) -> None:
-    for line in tally.broken:
-        print(line)
-    for outcome, count in sorted(tally.outcomes.items()):
-        print(f"{outcome:45} {count:6}")
-    end = f"{len(tally.broken)} broken laws" if tally.broken else "every law held"
-    print(f"{seconds:.0f} s, the slowest reading {tally.slowest * 1e3:.0f} ms: {end}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    tally = Tally()
+    with ProcessPoolExecutor(min(len(todo), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
+        for played in pool.map(Part.run, todo):
+            tally.add(played)
+    return tally

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -182,26 +182,31 @@ def parts(cases: int, first_seed: int, legs: tuple[str, ...]) -> Iterator[Part]:
 
 
 def main() -> int:
-    """0 if every law held in every case, else 1."""
+    """Play all parts side by side. Return 0 if every law held in every case, else 1."""
     options = _options()
     if options.again:
-        return _tell_again(run(options.leg[0], 0, 1, options.again))
-    began_at = time.monotonic()
-    legs = tuple(options.leg or LEGS)
+        tally = run(options.leg[0], 0, 1, options.again)
+        print(tally.failure or "every law held this time")
+        return 1 if tally.failure else 0
+    began_at, legs = time.monotonic(), tuple(options.leg or LEGS)
     tallies, failed = {leg: Tally() for leg in legs}, 0
-    todo = list(parts(options.cases, options.seed, legs))
-    todo.sort(key=lambda part: part.leg.endswith("machine"))  # the slow ones first
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(part.run): part for part in todo}
-        for future in as_completed(running):
-            part, tally = running[future], future.result()
+    todo = sorted(parts(options.cases, options.seed, legs), key=lambda part: part.leg.endswith("machine"))
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for part, tally in zip(todo, pool.map(Part.run, todo), strict=True):
             tallies[part.leg].add(tally)
             if tally.failure is not None:
                 failed += 1
-                _tell(part, tally)
-            done = sum(each.cases for each in tallies.values())
-            print(f"… {done} cases, {failed} parts of {len(todo)} failed", file=sys.stderr, flush=True)
-    _sum_up(tallies, failed, time.monotonic() - began_at)
+                again = (
+                    f"--again {tally.blob}" if tally.blob else f"--seed {part.seed} --cases {part.num_cases}"
+                )
+                print(f"{part.leg}, seed {part.seed}: {tally.failure}", flush=True)
+                print(f"  again: python -m tests.fuzz.soak --leg {part.leg} {again}", flush=True)
+    for leg, tally in tallies.items():
+        answers = ", ".join(f"{name} {count}" for name, count in tally.answers.most_common())
+        print(f"{leg:20} {tally.cases:6} cases; {answers}")
+    total = sum(tally.cases for tally in tallies.values())
+    outcome = "every law held" if not failed else f"{failed} parts found a broken law"
+    print(f"{total} hostile clients in {time.monotonic() - began_at:.0f} s: {outcome}")
     return 1 if failed else 0
 
 
@@ -210,38 +215,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cases", type=int, default=100_000, help="how many at least (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the first part (%(default)s)")
     parser.add_argument("--leg", action="append", choices=LEGS, help="only this part of it; may be repeated")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (%(default)s)")
     parser.add_argument("--again", metavar="BLOB", help="repeat the one case of a --leg that failed")
     options = parser.parse_args()
     if options.again and len(options.leg or ()) != 1:
         parser.error("--again repeats a case of one --leg: name it")
     return options
-
-
-def _tell(part: Part, tally: Tally) -> None:
-    print(f"{part.leg}, seed {part.seed}: {tally.failure}")
-    if tally.blob:
-        print(f"  again: python -m tests.fuzz.soak --leg {part.leg} --again {tally.blob}", flush=True)
-    else:
-        rest = f"--seed {part.seed} --cases {part.num_cases}"
-        print(f"  again: python -m tests.fuzz.soak --leg {part.leg} {rest}", flush=True)
-
-
-def _tell_again(tally: Tally) -> int:
-    print(tally.failure or "every law held this time")
-    return 1 if tally.failure else 0
-
-
-def _sum_up(tallies: dict[str, Tally], failed: int, seconds: float) -> None:
-    for leg, tally in tallies.items():
-        print(f"{leg:20} {tally.cases:6} cases; {_listed(tally.answers)}")
-    total = sum(tally.cases for tally in tallies.values())
-    outcome = "every law held" if not failed else f"{failed} parts found a broken law"
-    print(f"{total} hostile clients in {seconds:.0f} s: {outcome}")
-
-
-def _listed(answers: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in answers.most_common())
 
 
 if __name__ == "__main__":

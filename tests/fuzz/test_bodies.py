@@ -1,5 +1,4 @@
-"""Whatever a body holds, the daemon answers with a text or an error of the endpoint. `tests.fuzz.bodies`
-plays thousands."""
+"""Whatever a body holds, the daemon answers with a text or an error of the endpoint."""
 
 from __future__ import annotations
 
@@ -24,9 +23,10 @@ async def test_every_endpoint_is_played_and_its_good_bodies_are_answered() -> No
                 assert answer.status_code == 200, (path, answer.text)
 
 
-async def test_no_body_brings_a_defect_or_waits_for_ever() -> None:
-    tally = await run(1, 400)
-    assert sum(tally.values()) == 400
+@pytest.mark.parametrize("cases", [400, pytest.param(20_000, marks=pytest.mark.soak)])
+async def test_no_body_brings_a_defect_or_waits_for_ever(cases: int) -> None:
+    tally = await run(1, cases)
+    assert sum(tally.values()) == cases
     assert {each.rpartition(" ")[2] for each in tally} >= {"200", "400"}
 
 
