@@ -150,12 +150,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out folders that are not of `make quick`, and files that a run cannot even import."""
     quick = config.getoption("--quick")
+    if quick and not any(collection_path.is_relative_to(folder) for folder in QUICK):
+        leads_there = any(folder.is_relative_to(collection_path) for folder in QUICK)
+        return None if leads_there else True
     if collection_path.is_dir():
-        is_outside = not any(
-            collection_path.is_relative_to(folder) or folder.is_relative_to(collection_path)
-            for folder in QUICK
-        )
-        return (quick and is_outside) or None
+        return None
     heavy = AT_ITS_TOP.search(collection_path.read_text("utf-8"))
     if heavy is None:
         return None

@@ -30,6 +30,7 @@ def test_laws_hold_on_many_seeds(first: int) -> None:
     assert not found, "\n".join(f"{wrong}; again: {replay_command(seed)}" for seed, wrong in found.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", offered())
 def test_laws_hold_for_published_policies(policy: str) -> None:
     for seed in range(8):
