@@ -83,14 +83,14 @@ class ChildProcess:
             try:
                 process.stdin.write(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
                 process.stdin.flush()
-                found: dict[str, Any] = json.loads(process.stdout.readline(self._max_line))
+                answer: dict[str, Any] = json.loads(process.stdout.readline(self._max_line))
             except (OSError, ValueError):
                 process.kill()
                 if process.wait() == -OUT_OF_TIME:
                     self.why = f"takes more than {seconds:g} s of processor time"
-                found = {}
-        if found:
-            return found
+                answer = {}
+        if answer:
+            return answer
         if self._is_late and not self.why:
             words = f"this machine is too busy: the process for {self._purpose} got no answer ready"
             raise CapacityError(f"{words} in {patience:g} s; try again later", Code.UNAVAILABLE)
@@ -146,9 +146,9 @@ def serve(
     while select.select([lines], [], [], IDLE)[0] and (line := lines.readline(max_line)):
         asked = json.loads(line)
         _count(asked["seconds"])
-        found = answer(asked["message"])
+        result = answer(asked["message"])
         _count(0.0)
-        _say(out, found)
+        _say(out, result)
 
 
 def _count(seconds: float) -> None:
@@ -157,8 +157,8 @@ def _count(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _say(out: BinaryIO, found: dict[str, Any]) -> None:
-    out.write(json.dumps(found).encode() + b"\n")
+def _say(out: BinaryIO, message: dict[str, Any]) -> None:
+    out.write(json.dumps(message).encode() + b"\n")
     out.flush()
 
 

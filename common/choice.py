@@ -33,7 +33,7 @@ Mask = NDArray[np.bool_]
 WEIGHT_UNIT = 2.0**42  # integer weight of the best token; 2**20 tokens then sum to at most 2**62
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-# How far below the best logit to look, in nats after temperature, until enough tokens are found.
+# How far below the best logit to look, in nats after temperature, until there are enough tokens.
 DEPTHS = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0, sys.float_info.max)
 NUM_FIRST = 32  # tokens scored first to raise the bar; more lift it hardly higher
 ROUNDING = 1e-9  # far above a float64's error in sums of numbers below 200, far below any margin
@@ -115,8 +115,8 @@ class History:
             return replace(self, num_generated=length)
         _, new, times = self._after([generated])
         known = self.changes
-        at, found = _places(known.tokens, new.tokens)
-        at, fresh = at[~found], ~found
+        at, is_known = _places(known.tokens, new.tokens)
+        at, fresh = at[~is_known], ~is_known
         tokens = np.insert(known.tokens, at, new.tokens[fresh])
         bias = np.insert(known.bias, at, new.bias[fresh])
         factor = np.insert(known.factor, at, new.factor[fresh])
@@ -142,10 +142,10 @@ class History:
         owners = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
         keys, times = _counted((owners << 32) + np.concatenate([*paths, owners[:0]]))
         tokens = keys & 0xFFFFFFFF
-        at, found = _places(known.tokens, tokens)
+        at, is_known = _places(known.tokens, tokens)
         bias = np.zeros(tokens.size)
-        bias[found] = known.bias[at[found]]
-        times[found] += self.times[at[found]]
+        bias[is_known] = known.bias[at[is_known]]
+        times[is_known] += self.times[at[is_known]]
         factor = np.full(tokens.size, params.repetition_penalty)
         minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
         return keys >> 32, Adjustments(tokens, bias, factor, minus), times
@@ -338,9 +338,9 @@ def _counted(numbers: IntArray) -> tuple[IntArray, IntArray]:
 
 def _places(ordered: IntArray, wanted: IntArray) -> tuple[IntArray, Mask]:
     at = np.searchsorted(ordered, wanted)
-    found = at < ordered.size
-    found[found] = ordered[at[found]] == wanted[found]
-    return at, found
+    is_there = at < ordered.size
+    is_there[is_there] = ordered[at[is_there]] == wanted[is_there]
+    return at, is_there
 
 
 def _scaled(adjusted: Logits, params: SamplingParams) -> FloatArray:

@@ -70,15 +70,15 @@ def copied(
     Args: tokens, which follow a match of `length` tokens; trust, the chance of the next token by the length
     of the match, at most `LONGEST`; least and surely as of `PromptLookup.guess`.
     """
-    found = list[Guess]()
+    guesses = list[Guess]()
     for token in tokens:
         logprob = log_chance(trust(length))
         least -= logprob
         if least > 0 or logprob < surely:
             break
-        found.append(Guess(len(found) - 1, token, logprob))
+        guesses.append(Guess(len(guesses) - 1, token, logprob))
         length = min(length + 1, LONGEST)
-    return found
+    return guesses
 
 
 class Standing(IntEnum):
@@ -113,7 +113,7 @@ class TrustedIndex:
         """`is_own`: the index ends with the text that is continued, so a copy may go on in itself."""
         self._index = index
         self._is_own = is_own
-        self._known: tuple[int, list[list[int]]] | None = None  # what was found after the present tail
+        self._known: tuple[int, list[list[int]]] | None = None  # length and rows after the present tail
         self._trust = [
             [RatioEstimator(_prior(length, standing), PRIOR_WEIGHT, HALF_LIFE) for standing in Standing]
             for length in range(LONGEST + 1)
@@ -142,27 +142,27 @@ class TrustedIndex:
             self._known = length, rows
         if len(rows) == 1:
             return copied(rows[0], length, self._trust_alone, least, surely)
-        found, heap = list[Guess](), self._offers(_Offer(0.0, -1, 0, 0.0, 0, rows), -1, length)
+        guesses, heap = list[Guess](), self._offers(_Offer(0.0, -1, 0, 0.0, 0, rows), -1, length)
         heapq.heapify(heap)
-        while heap and len(found) < most:
+        while heap and len(guesses) < most:
             best = heapq.heappop(heap)
             if best.logprob < surely or best.unlikely > -least:
                 continue
-            found.append(Guess(best.parent, best.token, best.logprob))
-            for offer in self._offers(best, len(found) - 1, length):
+            guesses.append(Guess(best.parent, best.token, best.logprob))
+            for offer in self._offers(best, len(guesses) - 1, length):
                 heapq.heappush(heap, offer)
-        return found
+        return guesses
 
     def _offers(self, above: _Offer, parent: int, length: int) -> list[_Offer]:
         """Return the tokens that may follow `above`, which became guess number `parent`."""
-        trust, found = self._trust[min(length + above.depth, LONGEST)], list[_Offer]()
+        trust, offers = self._trust[min(length + above.depth, LONGEST)], list[_Offer]()
         followers = _followers(above.rows, above.depth)
         total = sum(len(rows) for _, rows in followers)
         for token, rows in followers:
-            standing = Standing.OTHER if found else _standing(len(rows), total)
+            standing = Standing.OTHER if offers else _standing(len(rows), total)
             logprob = log_chance(trust[standing].ratio * len(rows) / total)
-            found.append(_Offer(above.unlikely - logprob, parent, token, logprob, above.depth + 1, rows))
-        return found
+            offers.append(_Offer(above.unlikely - logprob, parent, token, logprob, above.depth + 1, rows))
+        return offers
 
     def _trust_alone(self, length: int) -> float:
         """Return the trust in a token after the only place of a match."""
@@ -270,11 +270,11 @@ class GuessSource(Protocol):
 def _followers(rows: Sequence[list[int]], depth: int) -> list[tuple[int, list[list[int]]]]:
     """Return the tokens at `depth`, each with its rows: the most frequent first, of equals the newest. Rows
     that end before are left out."""
-    found = dict[int, list[list[int]]]()
+    followers = dict[int, list[list[int]]]()
     for row in rows:
         if len(row) > depth:
-            found.setdefault(row[depth], []).append(row)
-    return sorted(found.items(), key=_num_rows, reverse=True)
+            followers.setdefault(row[depth], []).append(row)
+    return sorted(followers.items(), key=_num_rows, reverse=True)
 
 
 def _num_rows(follower: tuple[int, list[list[int]]]) -> int:
@@ -292,16 +292,16 @@ def merge(trees: Sequence[list[Guess]]) -> list[Guess]:
     """Return the guesses of all trees, the likeliest first."""
     if len(trees) < 2:
         return trees[0] if trees else []
-    found = list[tuple[float, int, Guess]]()  # each with the log-chance of its path and its place here
+    merged = list[tuple[float, int, Guess]]()  # each with the log-chance of its path and its place here
     for tree in trees:
-        first = len(found)
+        first = len(merged)
         for guess in tree:
             above = first + guess.parent if guess.parent >= 0 else -1
-            worth = guess.logprob + (found[above][0] if above >= 0 else 0.0)
-            found.append((worth, len(found), guess._replace(parent=above)))
-    found.sort(key=lambda each: (-each[0], each[1]))  # a child is less likely than its parent
-    place = {before: now for now, (_, before, _) in enumerate(found)} | {-1: -1}
-    return [guess._replace(parent=place[guess.parent]) for _, _, guess in found]
+            worth = guess.logprob + (merged[above][0] if above >= 0 else 0.0)
+            merged.append((worth, len(merged), guess._replace(parent=above)))
+    merged.sort(key=lambda each: (-each[0], each[1]))  # a child is less likely than its parent
+    place = {before: now for now, (_, before, _) in enumerate(merged)} | {-1: -1}
+    return [guess._replace(parent=place[guess.parent]) for _, _, guess in merged]
 
 
 def grow_guesses(

@@ -124,8 +124,8 @@ class SuffixIndex:
 
     def tokens(self, place: int, count: int) -> list[int]:
         """Return up to `count` tokens from `place` on, fewer where the index or a text ends."""
-        found = array("i", self._text[UNIT * place : UNIT * (place + count)]).tolist()
-        return found[: found.index(GAP)] if GAP in found else found
+        followers = array("i", self._text[UNIT * place : UNIT * (place + count)]).tolist()
+        return followers[: followers.index(GAP)] if GAP in followers else followers
 
     def _between(self, tail: Sequence[int]) -> tuple[int, int]:
         """Return a range of the order that holds the place where `tail` would stand."""
@@ -195,11 +195,11 @@ class GrowingIndex(SuffixIndex):
     @classmethod
     def copy_of(cls, index: SuffixIndex, capacity: int = 0) -> GrowingIndex:
         """Return an index of the same texts that can grow."""
-        found = cls(capacity=capacity)
-        found._text[:] = index.text[:]
-        found._order = array("i", index.order[:])
-        found._forget()
-        return found
+        copy = cls(capacity=capacity)
+        copy._text[:] = index.text[:]
+        copy._order = array("i", index.order[:])
+        copy._forget()
+        return copy
 
     def snapshot(self) -> tuple[bytes, bytes]:
         """Return text and order as bytes, which do not change with the index."""
@@ -310,6 +310,6 @@ def _begin(is_first: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
 
 def _differs(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return where a value differs from the one before it."""
-    found = np.ones(len(values), np.bool_)
-    found[1:] = values[1:] != values[:-1]
-    return found
+    differs = np.ones(len(values), np.bool_)
+    differs[1:] = values[1:] != values[:-1]
+    return differs

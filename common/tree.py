@@ -165,11 +165,11 @@ class SpeculationTree:
 
     def likeliest(self) -> list[int]:
         """Return the tokens below the tip on the path of likeliest children."""
-        found, node = list[int](), self.tip
+        tokens, node = list[int](), self.tip
         while node.children:
             node = max((self.live[child] for child in node.children.values()), key=lambda each: each.logprob)
-            found.append(node.token)
-        return found
+            tokens.append(node.token)
+        return tokens
 
     def subtree(self, node: Node) -> Iterator[Node]:
         """Yield the node and everything below it, parents first."""

@@ -90,10 +90,10 @@ class Grammars:
     def compiled(self, grammar: str) -> Compiled:
         """Return a grammar's compiled form, from the cache if possible. Raises as `matcher`."""
         with self._lock:
-            found = self._kept.get(grammar)
-            if found is not None:
+            kept = self._kept.get(grammar)
+            if kept is not None:
                 self._kept.move_to_end(grammar)
-                return found
+                return kept
         made = self.anew(grammar)  # another thread may make it, too
         with self._lock:
             self._kept[grammar] = made
@@ -137,7 +137,7 @@ class Matcher:
         self._tokens = grammars.tokens
         self._live: LLMatcher | None = None
         self._at = NO_TOKENS  # what `_live` has consumed
-        self._ended: Path | None = None  # a path behind which end tokens may come, as it was found last
+        self._ended: Path | None = None  # a path behind which end tokens may come, of the latest look
 
     @property
     def grammar(self) -> str:
@@ -164,11 +164,11 @@ class Matcher:
 
     def _after(self, path: Path) -> Mask | None:
         """Return `allowed` of a path without end tokens."""
-        found = None if self._compiled.is_spoilt else self._read(path)
-        if found is None or self._compiled.is_spoilt:
+        reading = None if self._compiled.is_spoilt else self._read(path)
+        if reading is None or self._compiled.is_spoilt:
             self._renew()
-            found = self._read(path)
-        live, num_missing, packed = found
+            reading = self._read(path)
+        live, num_missing, packed = reading
         if live.is_error():
             self._live = None  # it would never leave this state
         if num_missing > 1 or (num_missing and not live.is_error()):

@@ -133,9 +133,9 @@ def unforced(grammar: str) -> str:
 
 def _json(text: str, what: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{what} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{what} is {type(found).__name__} in JSON; it must be an object")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{what} is {type(value).__name__} in JSON; it must be an object")
+    return value

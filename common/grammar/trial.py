@@ -92,10 +92,10 @@ class GrammarTrials:
         try:
             if process is None or not process.is_alive:
                 process = self._started()
-            found = process.ask({"grammar": grammar}, PATIENCE)
+            answer = process.ask({"grammar": grammar}, PATIENCE)
         finally:
             self._idle.put(process)
-        match found:
+        match answer:
             case {"fits": str(size)}:
                 return TrialResult(size=int(size))
             case {"refused": str(words)}:

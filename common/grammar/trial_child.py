@@ -78,8 +78,8 @@ def _tried(grammar: str, tokens: Tokens) -> dict[str, str]:
         os.close(reading)
     _, status = os.waitpid(child, 0)
     if said:
-        found: dict[str, str] = json.loads(said)
-        return found
+        outcome: dict[str, str] = json.loads(said)
+        return outcome
     if not there:
         return {"ended": "clock"}
     late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
@@ -96,10 +96,10 @@ def _compile(grammar: str, tokens: Tokens, out: int) -> None:
         try:
             made = new_matcher(unforced(grammar), tokens.tokenizer)
             made.compute_bitmask()
-            found = {"fits": str(max(0, resident() - before))}
+            outcome = {"fits": str(max(0, resident() - before))}
         except UserError as error:
-            found = {"refused": str(error)[:1000]}
-        os.write(out, json.dumps(found).encode())
+            outcome = {"refused": str(error)[:1000]}
+        os.write(out, json.dumps(outcome).encode())
     finally:
         os._exit(0)
 

@@ -58,17 +58,17 @@ class ControlCuts:
     def split(self, text: str) -> Iterator[str | int]:
         """Yield the control tokens of a text, and what lies between them."""
         start, strips_right = 0, False
-        for found in self._any.finditer(text) if self._any is not None else ():
-            special = self._specials[found[0]]
+        for match in self._any.finditer(text) if self._any is not None else ():
+            special = self._specials[match[0]]
             if not special.is_control:
                 continue
-            piece = text[start : found.start()]
+            piece = text[start : match.start()]
             piece = piece.lstrip(SPACE) if strips_right else piece
             piece = piece.rstrip(SPACE) if special.strips_left else piece
             if piece:
                 yield piece
             yield special.token
-            start, strips_right = found.end(), special.strips_right
+            start, strips_right = match.end(), special.strips_right
         piece = text[start:].lstrip(SPACE) if strips_right else text[start:]
         if piece:
             yield piece
@@ -104,7 +104,7 @@ def cut_at(text: str, loose: frozenset[str], *, in_runs: bool) -> Iterator[str]:
     kind = f"[{''.join(map(re.escape, sorted(loose)))}]"
     search = re.compile(f"(?<={kind}){kind}" if in_runs else kind).search
     start = 0
-    while found := search(text, start + PIECE):
-        yield text[start : found.start()]
-        start = found.start()
+    while match := search(text, start + PIECE):
+        yield text[start : match.start()]
+        start = match.start()
     yield text[start:]

@@ -88,7 +88,7 @@ def _check(path: Path, name: str, sha256: str) -> None:
     try:
         with path.open("rb") as file:
             head = file.read(SMALLEST)
-        found = hash_of(path) if sha256 else ""
+        actual = hash_of(path) if sha256 else ""
     except OSError as error:
         raise UserError(f"the model {name} cannot be read ({error}); check its permissions") from error
     if head[: len(GGUF_MAGIC)] != GGUF_MAGIC:
@@ -98,9 +98,9 @@ def _check(path: Path, name: str, sha256: str) -> None:
         )
     if len(head) < SMALLEST:
         raise UserError(f"the model {name} is cut off after {len(head)} bytes; fetch it again")
-    if found != sha256.lower():
+    if actual != sha256.lower():
         raise UserError(
-            f"the model {name} has the SHA-256 {found}, not {sha256}, and is not loaded; correct the hash, "
+            f"the model {name} has the SHA-256 {actual}, not {sha256}, and is not loaded; correct the hash, "
             "or replace the file"
         )
 

@@ -1,4 +1,4 @@
-"""llama.cpp's shared library: found when needed, its log turned into ours, and one defect avoided."""
+"""llama.cpp's shared library: loaded when needed, with its log in ours, and without one defect."""
 
 from __future__ import annotations
 

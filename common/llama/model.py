@@ -128,8 +128,8 @@ class LlamaVocabulary:
         """Return the begin token's and the end token's text, each empty without one."""
         library, vocab = self._library, self._vocab
         tokens = library.llama_vocab_bos(vocab), library.llama_vocab_eos(vocab)
-        found = (library.llama_vocab_get_text(vocab, token) if token >= 0 else b"" for token in tokens)
-        begin, end = (text.decode("utf-8", "replace") for text in found)
+        texts = (library.llama_vocab_get_text(vocab, token) if token >= 0 else b"" for token in tokens)
+        begin, end = (text.decode("utf-8", "replace") for text in texts)
         return begin, end
 
     @cached_property
@@ -180,8 +180,8 @@ class LlamaVocabulary:
         num_before = len(self._ids(lone, parse_special)) - len(lone)  # a space that some vocabularies add
         ids = list[int]()
         for piece in cut_at(text, loose, in_runs=num_before > 0):
-            found = self._ids(piece.encode("utf-8", "surrogateescape"), parse_special)
-            ids += found[num_before if ids else 0 :]
+            piece_ids = self._ids(piece.encode("utf-8", "surrogateescape"), parse_special)
+            ids += piece_ids[num_before if ids else 0 :]
         return ids
 
     def _ids(self, data: bytes, parse_special: bool) -> list[int]:
@@ -387,16 +387,16 @@ class LlamaModel(LlamaVocabulary):
     def _number(self, key: str, most: int = MAX_NUMBER) -> int:
         """Return a whole number of the architecture's metadata; 0 if llama.cpp reports none. Raises
         `UserError` for one outside [0, most], which would size something."""
-        found = self._own(key)
-        return self._checked(key, int(found), most) if WHOLE_NUMBER.fullmatch(found) else 0
+        value = self._own(key)
+        return self._checked(key, int(value), most) if WHOLE_NUMBER.fullmatch(value) else 0
 
     def _by_layer(self, file: GgufFile, key: str) -> list[int]:
         """Return a whole number of the architecture's metadata for each layer. Raises as `_number`."""
         count = self._number("block_count", MAX_LAYERS)
-        found = file.numbers(f"{self.metadata('general.architecture')}.{key}")
-        if len(found) < count:
+        numbers = file.numbers(f"{self.metadata('general.architecture')}.{key}")
+        if len(numbers) < count:
             return [self._number(key)] * count
-        return [self._checked(key, number, MAX_NUMBER) for number in found[:count]]
+        return [self._checked(key, number, MAX_NUMBER) for number in numbers[:count]]
 
     def _checked(self, key: str, number: int, most: int) -> int:
         if not 0 <= number <= most:
@@ -418,8 +418,8 @@ class LlamaModel(LlamaVocabulary):
     @property
     def chat_template(self) -> str:
         """Return the file's own Jinja template; empty without one."""
-        found: bytes | None = self._library.llama_model_chat_template(self._model, None)
-        return found.decode("utf-8", "replace") if found else ""
+        template: bytes | None = self._library.llama_model_chat_template(self._model, None)
+        return template.decode("utf-8", "replace") if template else ""
 
     def close(self) -> None:
         """Free the model. Afterwards only another `close` is allowed."""

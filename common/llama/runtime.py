@@ -167,7 +167,7 @@ class LlamaRuntime(LlamaModel):
 def default_threads() -> int:
     """Return all processors but one. llama.cpp's threads wait for each other in every layer, so a processor
     busy with our event loop or with a local verifier delays all of them."""
-    found = (
+    num_processors = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     )  # not on macOS
-    return max(1, (found or 1) - 1)
+    return max(1, (num_processors or 1) - 1)

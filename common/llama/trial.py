@@ -55,10 +55,10 @@ class KeptTable:
             return {}
         try:
             with self._path.open("rb") as file:
-                found = json.loads(file.read(MAX_TABLE))
+                table = json.loads(file.read(MAX_TABLE))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return table if isinstance(table, dict) else {}
 
     def keep(self, name: str, entry: object, cost: str) -> None:
         """Make `entry` the newest. If the file cannot be written, log the `cost`."""
@@ -132,15 +132,15 @@ class ModelTrials:
 def mark_of(path: Path) -> dict[str, Any]:
     """Return a file's identity and llama.cpp's release. Every write to the file changes it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise UserError(f"the model {path} cannot be read: {error.strerror or error}") from error
     return {
-        "size": found.st_size,
-        "mtime_ns": found.st_mtime_ns,
-        "ctime_ns": found.st_ctime_ns,
-        "inode": found.st_ino,
-        "device": found.st_dev,
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+        "device": status.st_dev,
         "library": release(),
     }
 

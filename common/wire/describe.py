@@ -136,12 +136,12 @@ def decode_description(response: pb.DescribeResponse) -> Description:
 
 def _decode_step_times(messages: Sequence[pb.StepTime]) -> tuple[tuple[int, int], ...]:
     bounds.in_range("describe.step_times", len(messages), 0, bounds.MAX_STEP_TIMES)
-    found = tuple((each.rows, each.time_us) for each in messages)
-    if any(before[0] >= after[0] for before, after in pairwise(((0, 0), *found))):
+    step_times = tuple((each.rows, each.time_us) for each in messages)
+    if any(before[0] >= after[0] for before, after in pairwise(((0, 0), *step_times))):
         raise PeerError("describe.step_times do not rise by rows, from 1 on")
-    if not all(time for _, time in found):
+    if not all(time for _, time in step_times):
         raise PeerError("describe.step_times has a step that took no time")
-    return found
+    return step_times
 
 
 def _optional_count(response: pb.DescribeResponse, name: str) -> int | None:
@@ -161,8 +161,8 @@ def _decode_defaults(message: pb.SamplingDefaults) -> SamplingDefaults:
 def _decode_rules(numbers: Sequence[int]) -> tuple[AcceptanceRule, ...]:
     """Return the rules that are known here; a verifier that names none has the coupled rule."""
     bounds.count("describe.acceptance_rules", len(numbers), 0, bounds.MAX_ACCEPTANCE_RULES)
-    found = (decode_rule(number) for number in numbers)
-    return tuple(rule for rule in found if rule is not None) or (AcceptanceRule.COUPLED,)
+    rules = (decode_rule(number) for number in numbers)
+    return tuple(rule for rule in rules if rule is not None) or (AcceptanceRule.COUPLED,)
 
 
 def _encode_load(load: VerifierLoad) -> pb.Load:

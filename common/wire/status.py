@@ -149,8 +149,8 @@ def _fault_of(error: ForerunError) -> pb.Fault:
 
 
 def _read(error: grpc.aio.AioRpcError) -> pb.ErrorDetail:
-    found = next((value for key, value in error.trailing_metadata() if key == DETAIL_KEY), b"")
+    detail = next((value for key, value in error.trailing_metadata() if key == DETAIL_KEY), b"")
     try:
-        return pb.ErrorDetail.FromString(found if isinstance(found, bytes) else b"")
+        return pb.ErrorDetail.FromString(detail if isinstance(detail, bytes) else b"")
     except DecodeError:
         return pb.ErrorDetail()

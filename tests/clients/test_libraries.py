@@ -28,16 +28,16 @@ SDKS = {"openai_sdk": "openai", "anthropic_sdk": "anthropic"}
 
 
 def scripts(folder: str, without: Collection[str] = ()) -> list[Any]:
-    found = (each for each in sorted((FOLDER / folder).iterdir()) if each.suffix in (".py", ".mjs"))
-    return [pytest.param(each, id=each.stem) for each in found if each.stem not in ("cases", *without)]
+    paths = (each for each in sorted((FOLDER / folder).iterdir()) if each.suffix in (".py", ".mjs"))
+    return [pytest.param(each, id=each.stem) for each in paths if each.stem not in ("cases", *without)]
 
 
 async def check(home: Path, *words: str | Path) -> None:
     """Run a script. Each of its cases must get its answer."""
     async with scripted(answer) as address:
-        found: dict[str, Any] = json.loads(await output_of(home, *words, f"http://{address}", TOKEN, MODEL))
-    assert found
-    for case, told in found.items():
+        cases: dict[str, Any] = json.loads(await output_of(home, *words, f"http://{address}", TOKEN, MODEL))
+    assert cases
+    for case, told in cases.items():
         assert told, case
         assert told == {key: EXPECTED[case].get(key) for key in told}, case
 

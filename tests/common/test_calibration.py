@@ -311,11 +311,11 @@ def test_how_sure_the_draft_usually_is_is_kept_from_text_to_text() -> None:
     calibration = Calibration(TABLE.at(0.8))
     for _ in range(200):
         calibration.survival.add(0.95)
-    found = Calibration(TABLE.after(0.8, calibration).at(0.8)).survival
-    assert found.mean == pytest.approx(0.95, abs=0.01)
+    survival = Calibration(TABLE.after(0.8, calibration).at(0.8)).survival
+    assert survival.mean == pytest.approx(0.95, abs=0.01)
     for _ in range(100):  # another kind of text
-        found.add(0.2)
-    assert found.mean < 0.35
+        survival.add(0.2)
+    assert survival.mean < 0.35
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}])

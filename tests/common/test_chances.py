@@ -43,20 +43,20 @@ def test_the_number_of_a_name_is_fixed() -> None:
 def test_numbers_are_uniform_and_those_of_different_names_have_nothing_in_common() -> None:
     chances = SeededChances(3)
     names: list[Name] = [(kind, place, turn) for kind in (1, 2, 3) for place in range(400) for turn in (0, 1)]
-    found = np.array([uniform(chances, name) for name in names])
-    counts = np.histogram(found, bins=16, range=(0, 1))[0]
+    numbers = np.array([uniform(chances, name) for name in names])
+    counts = np.histogram(numbers, bins=16, range=(0, 1))[0]
     expected = len(names) / 16
     assert ((counts - expected) ** 2 / expected).sum() < 39.7  # chi-square, 15 degrees, one in 2000
-    pairs = found.reshape(-1, 2)
+    pairs = numbers.reshape(-1, 2)
     assert abs(np.corrcoef(pairs[:, 0], pairs[:, 1])[0, 1]) < 4 / np.sqrt(len(pairs))
 
 
 def test_numbers_are_not_those_of_the_noise() -> None:
     """Which decide the target's own choices: a draft that knew them would be no independent one."""
     chances = SeededChances(11)
-    found = [uniform(chances, (SAMPLE, position)) for position in range(500)]
+    numbers = [uniform(chances, (SAMPLE, position)) for position in range(500)]
     noise = [int(noise_bits(11, position, np.arange(1))[0]) / 2**64 for position in range(500)]
-    assert abs(np.corrcoef(found, noise)[0, 1]) < 4 / np.sqrt(500)
+    assert abs(np.corrcoef(numbers, noise)[0, 1]) < 4 / np.sqrt(500)
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 1e-300, 0.1, 1 / 3, 1.0, 7.0]), min_size=1, max_size=8).filter(any)
@@ -100,9 +100,9 @@ def test_what_is_made_is_sound_and_near_the_softmax(scores: list[float]) -> None
     tokens = [7 * place for place in range(len(scores))]
     draft = quantised(tokens, scores)
     assert draft.problem() is None
-    found = dict(zip(draft.tokens, draft.counts, strict=True))
+    counts = dict(zip(draft.tokens, draft.counts, strict=True))
     for token, share in zip(tokens, softmax(scores), strict=True):
-        assert abs(found.get(token, 0) - share * TOTAL) < 1.0 + 1e-9
+        assert abs(counts.get(token, 0) - share * TOTAL) < 1.0 + 1e-9
 
 
 def test_tokens_that_are_as_good_as_never_drawn_are_left_out() -> None:

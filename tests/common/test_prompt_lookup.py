@@ -32,12 +32,12 @@ def written(*tokens: int, prompt: tuple[int, ...] = (0,), shared: SharedTexts = 
 
 def likeliest(recall: PromptLookup, most: int = 8, path: tuple[int, ...] = ()) -> list[int]:
     """The tokens of the likeliest path."""
-    found, guesses = list[int](), recall.guess(most, path)
+    tokens, guesses = list[int](), recall.guess(most, path)
     at: int | None = -1
     while at is not None:
         at = next((n for n, guess in enumerate(guesses) if guess.parent == at), None)
-        found += [] if at is None else [guesses[at].token]
-    return found
+        tokens += [] if at is None else [guesses[at].token]
+    return tokens
 
 
 def next_tokens(recall: PromptLookup, path: tuple[int, ...] = ()) -> dict[int, float]:
@@ -68,8 +68,8 @@ def test_of_equal_matches_the_newest_comes_first_and_all_are_guessed() -> None:
 
 
 def test_what_followed_more_often_is_guessed_with_a_higher_chance() -> None:
-    found = next_tokens(PromptLookup((91, 5, 30, 92, 5, 40, 93, 5, 30, 94, 5, 30, 95, 5)))
-    assert found[30] > 3 * found[40]
+    chances = next_tokens(PromptLookup((91, 5, 30, 92, 5, 40, 93, 5, 30, 94, 5, 30, 95, 5)))
+    assert chances[30] > 3 * chances[40]
 
 
 def test_what_followed_everywhere_is_trusted_more_than_what_followed_once() -> None:
@@ -78,9 +78,9 @@ def test_what_followed_everywhere_is_trusted_more_than_what_followed_once() -> N
 
 
 def test_a_tree_divides_where_the_places_do() -> None:
-    found = PromptLookup((91, 2, 3, 4, 50, 92, 2, 3, 4, 60, 93, 2)).guess(6)
-    assert [(guess.parent, guess.token) for guess in found[:2]] == [(-1, 3), (0, 4)]
-    assert {guess.token for guess in found if guess.parent == 1} == {50, 60}
+    guesses = PromptLookup((91, 2, 3, 4, 50, 92, 2, 3, 4, 60, 93, 2)).guess(6)
+    assert [(guess.parent, guess.token) for guess in guesses[:2]] == [(-1, 3), (0, 4)]
+    assert {guess.token for guess in guesses if guess.parent == 1} == {50, 60}
 
 
 def test_a_loop_is_foretold_round_after_round() -> None:
@@ -222,9 +222,9 @@ def test_trust_is_learnt_apart_for_each_source() -> None:
     for _ in range(60):
         for token in (1, 2, 3):
             recall.append(token)
-    found = next_tokens(recall)
-    assert max(found.values()) == found[1] > 0.9
-    assert all(chance < 0.1 for token, chance in found.items() if token != 1)
+    chances = next_tokens(recall)
+    assert max(chances.values()) == chances[1] > 0.9
+    assert all(chance < 0.1 for token, chance in chances.items() if token != 1)
 
 
 # Dead branches --------------------------------------------------------------------------------------------

@@ -251,11 +251,11 @@ TestTreeLife = TreeLife.TestCase
 
 def paths(tree: SpeculationTree) -> set[tuple[int, ...]]:
     """Token paths from the tip to every live node."""
-    found: dict[int, tuple[int, ...]] = {tree.tip.id: ()}
+    path_of: dict[int, tuple[int, ...]] = {tree.tip.id: ()}
     for node in tree.speculative():
         assert node.parent is not None
-        found[node.id] = (*found[node.parent], node.token)
-    return set(found.values())
+        path_of[node.id] = (*path_of[node.parent], node.token)
+    return set(path_of.values())
 
 
 class TwoTrees:

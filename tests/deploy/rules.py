@@ -26,8 +26,8 @@ def checked(overlay: str) -> list[Object]:
     return rendered(OVERLAYS / overlay)
 
 
-def title(found: Object) -> str:
-    return f"{found['kind']}/{found['metadata']['name']}"
+def title(manifest: Object) -> str:
+    return f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
 @dataclass
@@ -67,12 +67,12 @@ class View:
     @property
     def pods(self) -> list[Pod]:
         plain = self.of("Deployment", "Job")
-        found = [Pod(title(each), each["spec"]["template"], each["kind"] == "Deployment") for each in plain]
+        pods = [Pod(title(each), each["spec"]["template"], each["kind"] == "Deployment") for each in plain]
         for each in self.of("LeaderWorkerSet"):
             group = each["spec"]["leaderWorkerTemplate"]
-            found.append(Pod(f"{title(each)} leader", group["leaderTemplate"], serves=True))
-            found.append(Pod(f"{title(each)} worker", group["workerTemplate"], serves=False))
-        return found
+            pods.append(Pod(f"{title(each)} leader", group["leaderTemplate"], serves=True))
+            pods.append(Pod(f"{title(each)} worker", group["workerTemplate"], serves=False))
+        return pods
 
     @property
     def verifiers(self) -> list[Pod]:
@@ -84,12 +84,12 @@ class View:
 
     def reached(self, pod: Pod, way: str) -> set[int | str]:
         """The ports that policies open for a pod, "ingress" or "egress"; "*" for a rule without ports."""
-        found = set[int | str]()
+        ports = set[int | str]()
         for policy in self.of("NetworkPolicy"):
             if policy["spec"]["podSelector"].get("matchLabels", {}).items() <= pod.labels.items():
                 for rule in policy["spec"].get(way, []):
-                    found |= {port["port"] for port in rule.get("ports", [])} or {"*"}
-        return found
+                    ports |= {port["port"] for port in rule.get("ports", [])} or {"*"}
+        return ports
 
 
 def ports_are_those_listened_on(view: View) -> None:

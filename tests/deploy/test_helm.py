@@ -37,20 +37,20 @@ def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def helm(*arguments: str, values: str = "") -> subprocess.CompletedProcess[str]:
-    found = program("helm")
-    assert found is not None
-    return subprocess.run([found, *arguments], input=values, text=True, capture_output=True, check=False)
+    path = program("helm")
+    assert path is not None
+    return subprocess.run([path, *arguments], input=values, text=True, capture_output=True, check=False)
 
 
 def render(chart: Path, namespace: str = "forerun", **values: Any) -> list[Object]:
     """The chart's objects with these values; the Job under the overlay's name for it."""
     done = attempt(chart, namespace, **values)
     assert done.returncode == 0, done.stderr
-    found = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
-    for each in found:
+    objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+    for each in objects:
         if each["kind"] == "Job":
             each["metadata"]["name"] = JOB_NAME.sub("", each["metadata"]["name"])
-    return found
+    return objects
 
 
 def attempt(chart: Path, namespace: str = "forerun", **values: Any) -> subprocess.CompletedProcess[str]:
@@ -68,9 +68,9 @@ def deployment(objects: list[Object]) -> Object:
 
 def test_helm_is_the_one_that_is_known() -> None:
     """A repack by others: nothing else may come with its name. A Helm of the machine's own is its owner's."""
-    found = Path(program("helm") or "").resolve()
-    if HELM_PACKAGES.resolve() in found.parents:
-        assert hashlib.sha256(found.read_bytes()).hexdigest() == HELM_SHA256
+    path = Path(program("helm") or "").resolve()
+    if HELM_PACKAGES.resolve() in path.parents:
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == HELM_SHA256
     assert helm("version", "--short").stdout.startswith("v3.")
 
 
@@ -81,13 +81,13 @@ def test_the_chart_is_in_order(chart: Path) -> None:
 
 @pytest.mark.parametrize("profile", overlays())
 def test_a_profile_is_its_overlay(profile: str, chart: Path) -> None:
-    found, wanted = (
+    rendered_objects, wanted = (
         by_title(render(chart, profile=profile, createNamespace=True)),
         by_title(checked(profile)),
     )
-    assert found.keys() == wanted.keys()
+    assert rendered_objects.keys() == wanted.keys()
     for name, each in wanted.items():
-        assert found[name] == each, name
+        assert rendered_objects[name] == each, name
 
 
 def test_the_namespace_is_somebody_elses_unless_it_is_asked_for(chart: Path) -> None:
@@ -96,12 +96,12 @@ def test_the_namespace_is_somebody_elses_unless_it_is_asked_for(chart: Path) -> 
 
 @pytest.mark.parametrize("profile", overlays())
 def test_another_namespace_is_named_everywhere(profile: str, chart: Path) -> None:
-    found = by_title(render(chart, "inference", profile=profile, createNamespace=True))
+    objects = by_title(render(chart, "inference", profile=profile, createNamespace=True))
     for name, each in by_title(checked(profile)).items():
         wanted = yaml.safe_load(text_of(each).replace(PLACE, "inference"))
-        assert found[title(wanted)] == wanted, name
+        assert objects[title(wanted)] == wanted, name
         assert wanted["metadata"].get("namespace") in (None, "inference")
-    assert PLACE not in json.dumps(found)
+    assert PLACE not in json.dumps(objects)
 
 
 @pytest.mark.parametrize("profile", overlays())
@@ -168,9 +168,9 @@ def test_a_model_is_named_by_its_repository(chart: Path) -> None:
 
 def test_anything_else_is_merged_over_an_object(chart: Path) -> None:
     overrides = {"Service/forerun-verifier": {"metadata": {"annotations": {"a": "b"}}}}
-    found = by_title(render(chart, profile="gpu", overrides=overrides))["Service/forerun-verifier"]
-    assert found["metadata"].pop("annotations") == {"a": "b"}
-    assert found == by_title(checked("gpu"))["Service/forerun-verifier"]
+    service = by_title(render(chart, profile="gpu", overrides=overrides))["Service/forerun-verifier"]
+    assert service["metadata"].pop("annotations") == {"a": "b"}
+    assert service == by_title(checked("gpu"))["Service/forerun-verifier"]
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_what_changes_the_job_makes_another_one(chart: Path) -> None:
     ]
     names = []
     for values in changes:
-        found = yaml.load_all(attempt(chart, profile="gpu", **values).stdout, Loader=yaml.CSafeLoader)
-        names += [each["metadata"]["name"] for each in found if each and each["kind"] == "Job"]
+        objects = yaml.load_all(attempt(chart, profile="gpu", **values).stdout, Loader=yaml.CSafeLoader)
+        names += [each["metadata"]["name"] for each in objects if each and each["kind"] == "Job"]
     assert all(JOB_NAME.sub("", name) == "forerun-model" != name for name in names)
     assert len(set(names)) == len(changes)
     one, other = (attempt(chart, profile="gpu", replicas=n).stdout for n in (1, 2))

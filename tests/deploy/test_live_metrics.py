@@ -69,11 +69,11 @@ def series_of(page: str) -> Series:
     """As Prometheus reads it."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: Series = {}
+    series: Series = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
-            found.setdefault(sample.name, []).append(sample.labels)
-    return found
+            series.setdefault(sample.name, []).append(sample.labels)
+    return series
 
 
 async def verifiers_page() -> str:
@@ -83,9 +83,9 @@ async def verifiers_page() -> str:
     from tests.drivers.tiny import complete, running
 
     operations = configured("--http", "127.0.0.1:0").operations
-    async with running(SchedulerConfig()) as system, watched(operations, system.worker) as found:
+    async with running(SchedulerConfig()) as system, watched(operations, system.worker) as listening:
         await complete(system.address, SamplingParams(max_tokens=20, ignore_eos=True))
-        answer = await to_thread(urllib.request.urlopen, f"http://{found['http']}/metrics")
+        answer = await to_thread(urllib.request.urlopen, f"http://{listening['http']}/metrics")
         page: bytes = answer.read()
         return page.decode()
 
@@ -93,9 +93,9 @@ async def verifiers_page() -> str:
 async def edges_page() -> str:
     from tests.edge_client.api.world import world
 
-    async with world() as found:
-        await found.chat(max_tokens=5, ignore_eos=True)
-        return str((await found.client.get("/metrics")).text)
+    async with world() as daemon:
+        await daemon.chat(max_tokens=5, ignore_eos=True)
+        return str((await daemon.client.get("/metrics")).text)
 
 
 @pytest.mark.grpc

@@ -46,15 +46,15 @@ def example(application: str, args: dict[str, Any], ports: list[int]) -> dict[st
     """The configuration with these arguments and ports, and a number of replicas in place of a range."""
     import yaml
 
-    found: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    found["grpc_options"]["port"], found["http_options"]["port"] = ports
-    (app,) = found["applications"]
+    config: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config["grpc_options"]["port"], config["http_options"]["port"] = ports
+    (app,) = config["applications"]
     app["import_path"] = application
     app["args"].update(args)
     (deployment,) = app["deployments"]
     deployment["ray_actor_options"] = {"num_cpus": 0.1}
     del deployment["autoscaling_config"]
-    return found
+    return config
 
 
 @contextlib.contextmanager

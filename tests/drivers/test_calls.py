@@ -187,11 +187,16 @@ async def test_describe_health_and_reflection_answer() -> None:
 async def test_a_chat_template_is_told_to_those_who_ask(asked: bool) -> None:
     chat = Chat("{{ messages }}", "<s>", "</s>", "{}")
     async with running(chat=chat) as system, VerifierChannel(system.address) as channel:
-        found = await channel.describe(include_chat_template=asked)
+        description = await channel.describe(include_chat_template=asked)
     expected = ("{{ messages }}", "<s>", "</s>", "{}") if asked else ("", "", "", "")
-    assert (found.chat_template, found.bos_token, found.eos_token, found.response_template) == expected
-    assert found.grammars
-    assert found.vocabulary is None
+    assert (
+        description.chat_template,
+        description.bos_token,
+        description.eos_token,
+        description.response_template,
+    ) == expected
+    assert description.grammars
+    assert description.vocabulary is None
 
 
 def broken(now: float) -> None:
@@ -303,8 +308,8 @@ async def retry_after(call: Any) -> float:
     (detail,) = RichStatus.FromString(trailing["grpc-status-details-bin"]).details
     retry = RetryInfo()
     assert detail.Unpack(retry)
-    found: float = retry.retry_delay.ToTimedelta().total_seconds()
-    return found
+    seconds: float = retry.retry_delay.ToTimedelta().total_seconds()
+    return seconds
 
 
 async def test_a_refusal_says_when_to_come_again_and_a_changed_file_holds_at_once(tmp_path: Path) -> None:

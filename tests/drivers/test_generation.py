@@ -21,7 +21,7 @@ from edge_client.core.effects import (
     SessionConfig,
     Withdraw,
 )
-from edge_client.core.policies import make_policy, offered
+from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from simulator.proxy import Link, Timeout, both_ways, rtt
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.grpc
 LONG = SamplingParams(max_tokens=120, ignore_eos=True, temperature=0.8, seed=11)
 
 
-@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", *offered()])
+@pytest.mark.parametrize("policy", ["adaptive", "tree", "chain", "sync:4", "off"])
 @pytest.mark.smoke
 async def test_the_text_is_the_targets(policy: str) -> None:
     async with running() as system:

@@ -43,9 +43,9 @@ pytestmark = pytest.mark.grpc
 
 @pytest.fixture
 def town(tmp_path: Path) -> Town:
-    found = Town(tmp_path)
-    found.put("denied", b"# nobody\n")
-    return found
+    made = Town(tmp_path)
+    made.put("denied", b"# nobody\n")
+    return made
 
 
 # Certificates -----------------------------------------------------------------------------------------

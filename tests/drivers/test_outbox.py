@@ -16,11 +16,11 @@ THIRD = Commit(8, (4, 5), 0b01, echo=6, hold_us=50, queue_us=1, compute_us=300, 
 
 async def taken(outbox: Outbox) -> list[object]:
     """All that is in it; a mark put in behind tells the end."""
-    mark, found = End(-1), list[object]()
+    mark, items = End(-1), list[object]()
     outbox.put_nowait(mark)
     while (item := await outbox.get()) is not mark:
-        found.append(item)
-    return found
+        items.append(item)
+    return items
 
 
 def test_two_commits_say_together_what_they_said() -> None:

@@ -105,17 +105,17 @@ def begun(folder: Path) -> Cluster:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Ray takes no port 0, so one that was free may be somebody's when it comes to listen: once more then."""
-    found = begun(tmp_path_factory.mktemp("replicas"))
+    started = begun(tmp_path_factory.mktemp("replicas"))
     try:
         try:
-            found.address = found.hear()["listening"]
+            started.address = started.hear()["listening"]
         except AssertionError:
-            found.end()
-            found = begun(tmp_path_factory.mktemp("replicas"))
-            found.address = found.hear()["listening"]
-        yield found
+            started.end()
+            started = begun(tmp_path_factory.mktemp("replicas"))
+            started.address = started.hear()["listening"]
+        yield started
     finally:
-        found.end()
+        started.end()
 
 
 async def text_of(run: Generation) -> tuple[int, ...]:

@@ -120,10 +120,10 @@ async def ended(worker: Worker, prompt: tuple[int, ...]) -> tuple[list[int], For
 async def run(worker: Worker, *prompts: tuple[int, ...]) -> list[tuple[list[int], ForerunError | None]]:
     """All at once, until each has ended."""
     heartbeat = asyncio.create_task(worker.run())
-    found = await asyncio.wait_for(asyncio.gather(*(ended(worker, prompt) for prompt in prompts)), 20)
+    results = await asyncio.wait_for(asyncio.gather(*(ended(worker, prompt) for prompt in prompts)), 20)
     heartbeat.cancel()
     await asyncio.gather(heartbeat, return_exceptions=True)
-    return found
+    return results
 
 
 PROMPTS = ((1, 2), (3, 4, 5), (6, 1), (2, 2))
@@ -132,8 +132,8 @@ PROMPTS = ((1, 2), (3, 4, 5), (6, 1), (2, 2))
 @pytest.mark.parametrize("shortage", [CapacityError("no memory on the device"), MemoryError()])
 async def test_memory_that_is_short_for_a_step_costs_nobody_a_token(shortage: Exception) -> None:
     worker = worker_with(lambda plan: shortage if plan.num_rows > 2 else None)
-    found = await run(worker, *PROMPTS)
-    assert [tuple(text) for text, _ in found] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
+    results = await run(worker, *PROMPTS)
+    assert [tuple(text) for text, _ in results] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
     assert worker.scheduler.counters.num_failed_steps > 0
 
 
@@ -142,8 +142,8 @@ async def test_a_session_that_breaks_the_engine_ends_alone() -> None:
         bad = any(len(item.prefix_slots) == 0 and item.tokens[0] == 6 for item in plan.items)
         return ValueError("not a number") if bad else None
 
-    found = await run(worker_with(breaks), *PROMPTS)
-    errors = [error for _, error in found]
+    results = await run(worker_with(breaks), *PROMPTS)
+    errors = [error for _, error in results]
     assert [error is None for error in errors] == [True, True, False, True]
     assert isinstance(errors[2], LocalError)
     assert "the target could not evaluate a step" in str(errors[2])
@@ -188,8 +188,8 @@ async def test_a_step_that_fails_while_the_one_before_is_booked_costs_nobody_a_t
         return CapacityError("no memory on the device") if calls[0] % 3 == 0 and plan.num_rows > 1 else None
 
     worker = worker_with(now_and_then)
-    found = await run(worker, *PROMPTS)
-    assert [tuple(text) for text, _ in found] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
+    results = await run(worker, *PROMPTS)
+    assert [tuple(text) for text, _ in results] == [target_alone(each, SAMPLING, EOS) for each in PROMPTS]
     assert worker.scheduler.counters.num_failed_steps > 0
     worker.scheduler.check_integrity()
 
@@ -209,8 +209,8 @@ async def test_steps_of_tips_follow_each_other_without_asking() -> None:
         return plan
 
     worker.scheduler.next_step = counted  # type: ignore[method-assign]
-    found = await run(worker, (1, 2))
-    assert tuple(found[0][0]) == target_alone((1, 2), SAMPLING, EOS)
+    results = await run(worker, (1, 2))
+    assert tuple(results[0][0]) == target_alone((1, 2), SAMPLING, EOS)
     assert asked[0] < worker.scheduler.counters.num_steps
 
 

@@ -198,10 +198,10 @@ def draw(seed: int) -> tuple[str, dict[str, Any]]:
     path = random.choice(list(GOOD))
     body = copy.deepcopy(random.choice(GOOD[path]))
     for _ in range(random.choice((1, 1, 1, 2, 3, 5))):
-        found = list(places(body))
-        if not found:
+        spots = list(places(body))
+        if not spots:
             break
-        holder, key = random.choice(found)
+        holder, key = random.choice(spots)
         match random.randrange(8):
             case 0:
                 del holder[key]
@@ -210,7 +210,7 @@ def draw(seed: int) -> tuple[str, dict[str, Any]]:
             case 2:
                 holder[key] = {"a": holder[key]} if random.random() < 0.5 else [holder[key]]
             case 3:
-                other, name = random.choice(found)
+                other, name = random.choice(spots)
                 holder[key] = copy.deepcopy(other[name]) if name in _keys(other) else None
             case _:
                 holder[key] = copy.deepcopy(random.choice(ODD))
@@ -236,7 +236,7 @@ def check(path: str, body: dict[str, Any], answer: httpx.Response) -> str:
     return f"{path} {answer.status_code}"
 
 
-async def play(first: int, count: int, found: World) -> Counter[str]:
+async def play(first: int, count: int, daemon: World) -> Counter[str]:
     """Send the bodies of these seeds, some at once. Return how many got which answer."""
     tally, seeds = Counter[str](), iter(range(first, first + count))
 
@@ -245,7 +245,7 @@ async def play(first: int, count: int, found: World) -> Counter[str]:
             path, body = draw(seed)
             try:
                 async with asyncio.timeout(PATIENCE):
-                    answer = await found.client.post(path, content=json.dumps(body).encode())
+                    answer = await daemon.client.post(path, content=json.dumps(body).encode())
                 tally[check(path, body, answer)] += 1
             except TimeoutError as error:
                 raise AssertionError(f"seed {seed}: {path} was not answered: {body}") from error
@@ -260,5 +260,5 @@ async def play(first: int, count: int, found: World) -> Counter[str]:
 
 async def run(first: int, count: int) -> Counter[str]:
     """Play so many seeds against one daemon, which must have nothing left to do afterwards."""
-    async with world(settings=TextSettings(max_waiting=10_000), endpoints=Filling) as found:
-        return await play(first, count, found)
+    async with world(settings=TextSettings(max_waiting=10_000), endpoints=Filling) as daemon:
+        return await play(first, count, daemon)

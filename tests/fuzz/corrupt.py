@@ -1,7 +1,7 @@
 """Damaged model files, drawn by a seed: as a bad disk, a broken fetch or a person makes them.
 
 A damage is a function from a file's bytes and a random source to other bytes. The numbers of a GGUF header
-are found by a walk of its own (`spots`), so that damages hit counts, lengths, types, shapes and offsets
+come from a walk of its own (`spots`), so that damages hit counts, lengths, types, shapes and offsets
 instead of only the middle of weights.
 """
 
@@ -102,10 +102,10 @@ def cut(data: bytes, rng: random.Random) -> bytes:
 
 def flips(data: bytes, rng: random.Random) -> bytes:
     """Some bits, of the header's part or of all."""
-    found, reach = bytearray(data), rng.choice((64, 1024, 8192, len(data)))
+    bits, reach = bytearray(data), rng.choice((64, 1024, 8192, len(data)))
     for _ in range(rng.choice((1, 2, 8, 64))):
-        found[rng.randrange(min(reach, len(found)))] ^= 1 << rng.randrange(8)
-    return bytes(found)
+        bits[rng.randrange(min(reach, len(bits)))] ^= 1 << rng.randrange(8)
+    return bytes(bits)
 
 
 def moved(data: bytes, rng: random.Random) -> bytes:
@@ -133,8 +133,8 @@ def _put(data: bytes, spot: Spot, number: int) -> bytes:
 
 def _number_of(kinds: tuple[str, ...]) -> Damage:
     def damage(data: bytes, rng: random.Random) -> bytes:
-        found = [spot for spot in spots(data) if spot.kind in kinds]
-        for spot in rng.sample(found, rng.choice((1, 1, 1, 3))):
+        chosen = [spot for spot in spots(data) if spot.kind in kinds]
+        for spot in rng.sample(chosen, rng.choice((1, 1, 1, 3))):
             old = int.from_bytes(data[spot.at : spot.at + spot.width], "little")
             near = (old + rng.choice((-32, -1, 1, 32))) % (1 << (8 * spot.width))
             data = _put(data, spot, rng.choice((strange(spot.width, rng), near)))
@@ -145,11 +145,11 @@ def _number_of(kinds: tuple[str, ...]) -> Damage:
 
 def hyperparameter(data: bytes, rng: random.Random) -> bytes:
     """A value that the model is built by, but not one of the thousands in the tokens' arrays."""
-    found, every = [], spots(data)
+    values, every = [], spots(data)
     for before, spot in itertools.pairwise(every):
         if spot.kind == "value" and spot.width >= 4 and before.kind == "type":
-            found.append(spot)
-    spot = rng.choice(found)
+            values.append(spot)
+    spot = rng.choice(values)
     return _put(data, spot, strange(spot.width, rng))
 
 
@@ -164,9 +164,9 @@ def overlap(data: bytes, rng: random.Random) -> bytes:
 def bad_text(data: bytes, rng: random.Random) -> bytes:
     """Bytes that are no UTF-8, or another name."""
     spot = rng.choice([spot for spot in spots(data) if spot.kind == "text"])
-    found = bytearray(data)
-    found[spot.at + rng.randrange(spot.width)] = rng.choice((0xFF, 0xC0, 0x80, 0x00, rng.randrange(256)))
-    return bytes(found)
+    text = bytearray(data)
+    text[spot.at + rng.randrange(spot.width)] = rng.choice((0xFF, 0xC0, 0x80, 0x00, rng.randrange(256)))
+    return bytes(text)
 
 
 GGUF: dict[str, Damage] = {

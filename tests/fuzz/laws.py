@@ -69,8 +69,8 @@ def check_sentence(details: str) -> None:
 
 
 def _check_discreet(words: str) -> None:
-    if (found := INSIDES.search(words)) is not None:
-        raise Broken(f"an answer tells of our insides ({found.group()!r}): {words}")
+    if (inside := INSIDES.search(words)) is not None:
+        raise Broken(f"an answer tells of our insides ({inside.group()!r}): {words}")
     if NEIGHBOUR in words:
         raise Broken(f"an answer tells of somebody else: {words}")
 

@@ -165,12 +165,12 @@ class Witness:
 
     def who(self, context: IncomingCall) -> Who:
         try:
-            found = self._identity.who(context)
+            caller = self._identity.who(context)
         except ForerunError:
             self.num_refused += 1
             raise
-        self.tenants.add(found.tenant)
-        return found
+        self.tenants.add(caller.tenant)
+        return caller
 
 
 CASES = st.builds(

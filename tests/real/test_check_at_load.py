@@ -58,9 +58,9 @@ def engine(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> LlamaEngine:
 
 @pytest.mark.parametrize("loaded", each_file(KINDS), indirect=True)
 def test_a_sound_file_is_served(engine: LlamaEngine) -> None:
-    found = check.probe(engine)
-    assert found.shapes.repeats == engine.runtime.settings.batch_invariant
-    assert not found.shapes.repeats or found.num_equal == found.num_rows
+    result = check.probe(engine)
+    assert result.shapes.repeats == engine.runtime.settings.batch_invariant
+    assert not result.shapes.repeats or result.num_equal == result.num_rows
 
 
 @pytest.mark.parametrize("loaded", each_file(("repeating", "together")), indirect=True)

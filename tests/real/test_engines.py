@@ -58,5 +58,5 @@ async def test_texts_of_a_torch_target_are_transformers_own(smollm2_folder: Path
         whole = plain_model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **length)
         wanted = whole[0, len(prompt) :].tolist()
         for guesses in (False, True):
-            found, _ = await written(engine, table, prompt, sampling, guesses=guesses)
-            assert found == wanted
+            answer, _ = await written(engine, table, prompt, sampling, guesses=guesses)
+            assert answer == wanted

@@ -79,10 +79,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         options = ["--slots", "1024", "--dtype", "bfloat16"]
     verifier = start("verify", "--model", str(target), "--listen", address, *options)
     wait_until(lambda: accepts(address), verifier, LONG_PATIENCE)
-    found = Stack(address, verifier, ready("--verifier", address, "--draft", str(DRAFT), **places))
-    yield found
-    assert found.daemon.process.end() == 0
-    assert found.verifier.end() == 0
+    running = Stack(address, verifier, ready("--verifier", address, "--draft", str(DRAFT), **places))
+    yield running
+    assert running.daemon.process.end() == 0
+    assert running.verifier.end() == 0
     shutil.rmtree(root)
 
 
@@ -135,8 +135,8 @@ def test_the_model_chooses_a_tool_and_its_arguments(pair: Stack) -> None:
     """Left to itself this model writes its call into a fence of Markdown."""
     for choice in ("required", "auto"):
         asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 60}
-        found = pair.chat("What is the weather in Paris?", **asked)
-        (call,) = found["choices"][0]["message"]["tool_calls"]
+        answer = pair.chat("What is the weather in Paris?", **asked)
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
         assert call["function"]["name"] == "get_weather"
         assert json.loads(call["function"]["arguments"])["city"].startswith("Paris")
 

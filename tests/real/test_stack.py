@@ -44,9 +44,9 @@ class Stack:
     def post(self, path: str = CHAT, **fields: Any) -> Any:
         import httpx
 
-        found = httpx.post(**self.request(path, fields), timeout=PATIENCE)
-        assert found.status_code == 200, found.text
-        return found.json()
+        response = httpx.post(**self.request(path, fields), timeout=PATIENCE)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     def request(self, path: str, fields: dict[str, Any]) -> dict[str, Any]:
         url, headers = f"http://{self.daemon.address}{path}", {"authorization": f"Bearer {self.daemon.token}"}
@@ -74,10 +74,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
     places = {name: str(root / name.lower()) for name in names}
     verifier = begin_verifier(address)
-    found = Stack(address, verifier, ready("--verifier", address, "--draft", MODEL, **places))
-    yield found
-    assert found.daemon.process.end() == 0
-    assert found.verifier.end() == 0
+    running = Stack(address, verifier, ready("--verifier", address, "--draft", MODEL, **places))
+    yield running
+    assert running.daemon.process.end() == 0
+    assert running.verifier.end() == 0
 
 
 def prompt_of(alone: Alone, *contents: str) -> list[int]:
@@ -97,8 +97,8 @@ def greedy(alone: Alone, *contents: str, max_tokens: int = 24, ignore_eos: bool 
     return b"".join(map(alone.runtime.piece, shown)).decode()
 
 
-def text_of(found: Any) -> str:
-    content: str = found["choices"][0]["message"]["content"]
+def text_of(answer: Any) -> str:
+    content: str = answer["choices"][0]["message"]["content"]
     return content
 
 
@@ -120,25 +120,25 @@ def test_a_chat_is_llama_cpps_own_drafted_and_undrafted(stack: Stack, alone: Alo
 def test_a_text_ends_before_its_stop_string(stack: Stack, alone: Alone) -> None:
     whole = greedy(alone, QUESTION)
     stop = whole[len(whole) // 2 :][:4]
-    found = stack.chat(QUESTION, stop=[stop])
-    assert text_of(found) == whole.partition(stop)[0]
-    assert found["choices"][0]["finish_reason"] == "stop"
+    answer = stack.chat(QUESTION, stop=[stop])
+    assert text_of(answer) == whole.partition(stop)[0]
+    assert answer["choices"][0]["finish_reason"] == "stop"
 
 
 def test_a_json_schema_is_held_to(stack: Stack) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     asked = {"response_format": form, "max_tokens": 60, "presence_penalty": 1.0}
-    found, undrafted = (stack.chat("Describe a person.", **asked, **more) for more in ({}, UNDRAFTED))
-    assert set(json.loads(text_of(found))) == {"name", "age"}
-    assert text_of(found) == text_of(undrafted)
+    drafted, undrafted = (stack.chat("Describe a person.", **asked, **more) for more in ({}, UNDRAFTED))
+    assert set(json.loads(text_of(drafted))) == {"name", "age"}
+    assert text_of(drafted) == text_of(undrafted)
 
 
 def test_a_forced_call_fits_its_parameters(stack: Stack) -> None:
     tool = {"type": "function", "function": {"name": "add_person", "parameters": SCHEMA}}
     forced = {"type": "function", "function": {"name": "add_person"}}
     asked = {"tools": [tool], "tool_choice": forced, "max_tokens": 80, "presence_penalty": 1.0}
-    found = stack.chat("Add Ann, who is 30.", **asked)
-    (call,) = found["choices"][0]["message"]["tool_calls"]
+    drafted = stack.chat("Add Ann, who is 30.", **asked)
+    (call,) = drafted["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "add_person"
     assert set(json.loads(call["function"]["arguments"])) == {"name", "age"}
     (undrafted,) = stack.chat("Add Ann, who is 30.", **asked, **UNDRAFTED)["choices"][0]["message"][

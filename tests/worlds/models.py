@@ -111,9 +111,9 @@ class TinyTarget:
         said = list[Followers]()
         paths: list[tuple[int, ...]] = [()]
         for _ in range(item.depth):
-            found = [self._followers(item, text, path) for path in paths]
-            said += found
-            paths = [(*each.path, token) for each in found for token in each.tokens[:1]][: item.width]
+            level = [self._followers(item, text, path) for path in paths]
+            said += level
+            paths = [(*each.path, token) for each in level for token in each.tokens[:1]][: item.width]
         return tuple(said)
 
     def _followers(self, item: GuessItem, text: list[int], path: tuple[int, ...]) -> Followers:

@@ -9,14 +9,18 @@ from dataclasses import replace
 import pytest
 
 from cloud_verifier.core.effects import Reply
+from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
-from tests.worlds.honest import BAN, INFO, PROMPT, TOKENS
-from tests.worlds.models import FINGERPRINT, TinyTarget, target_alone
+from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget, target_alone
 
 pytestmark = pytest.mark.slow
 
+PROMPT = (1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # it repeats itself, for verifiers that guess
+INFO = TargetInfo("tiny", VOCAB, 64, 200, (), FINGERPRINT)
+TOKENS = (0, 1, 2)
+BAN = tuple((token, -1000.0) for token in range(len(TOKENS), VOCAB))  # what is left is a vocabulary of three
 
 Subset = tuple[int, ...]
 Tree = tuple[Subset, tuple[Subset, ...]]  # the tip's children, and each child's own

@@ -334,9 +334,9 @@ class World:
         if len(self.hosts) == 1:
             return 0
         over = edge.demerits.passed_over(self.now)
-        found = choose(edge.session.config.session_id, self._candidates(), over)
-        assert found is not None
-        return int(found.name)
+        chosen = choose(edge.session.config.session_id, self._candidates(), over)
+        assert chosen is not None
+        return int(chosen.name)
 
     def _lose(self, edge: Edge, error: ForerunError) -> None:
         """The edge learns that its stream has ended."""

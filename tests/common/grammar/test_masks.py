@@ -43,7 +43,7 @@ def ids(*path: int) -> Path:
     return np.array(path, np.int32)
 
 
-def found(matcher: Matcher, *path: int) -> list[int] | None:
+def allowed_after(matcher: Matcher, *path: int) -> list[int] | None:
     mask = matcher.allowed(ids(*path))
     return None if mask is None else np.flatnonzero(mask).tolist()
 
@@ -55,7 +55,7 @@ def found(matcher: Matcher, *path: int) -> list[int] | None:
 def test_a_mask_does_not_depend_on_the_paths_asked_before(grammar: str, paths: list[list[int]]) -> None:
     matcher = shared().matcher(grammar)
     for path in paths:
-        assert found(matcher, *path) == found(shared().matcher(grammar), *path)
+        assert allowed_after(matcher, *path) == allowed_after(shared().matcher(grammar), *path)
 
 
 @given(st.sampled_from(GRAMMARS), st.data())
@@ -63,9 +63,9 @@ def test_along_a_growing_tree_the_same(grammar: str, data: st.DataObject) -> Non
     matcher, paths = shared().matcher(grammar), [list[int]()]
     for _ in range(12):
         path = data.draw(st.sampled_from(paths))
-        allowed = found(matcher, *path)
+        allowed = allowed_after(matcher, *path)
         assert allowed is not None, "every node is one that its parent allowed"
-        assert allowed == found(shared().matcher(grammar), *path)
+        assert allowed == allowed_after(shared().matcher(grammar), *path)
         assert allowed, "a text can always go on"
         paths.append([*path, data.draw(st.sampled_from(allowed))])
 
@@ -76,39 +76,39 @@ def test_texts_of_a_regular_expression_are_exactly_those_that_masks_allow() -> N
     for path in (path for length in range(4) for path in product(some, repeat=length)):
         text = b"".join(v.PIECES[token] or b"" for token in path)
         complete = re.fullmatch(rb"(ab|b1)*a?", text) is not None
-        allowed = found(matcher, *path)
+        allowed = allowed_after(matcher, *path)
         assert (allowed is not None and v.END in allowed) == complete
 
 
 def test_all_that_fits_is_allowed_not_only_the_usual_spelling() -> None:
-    assert found(shared().matcher('start: "ab"')) == [v.A, v.AB]
+    assert allowed_after(shared().matcher('start: "ab"')) == [v.A, v.AB]
 
 
 def test_a_path_that_breaks_the_grammar_has_no_mask_and_breaks_nothing() -> None:
     matcher = shared().matcher("start: /(ab)+/")
-    assert found(matcher, v.B) is None
-    assert found(matcher, v.A, v.A, v.B) is None
-    assert found(matcher, v.WIDTH + 5) is None
-    assert found(matcher, -1) is None
-    assert found(matcher, v.AB, v.CALL) is None
-    assert found(matcher, v.A) == [v.B, v.BA]
+    assert allowed_after(matcher, v.B) is None
+    assert allowed_after(matcher, v.A, v.A, v.B) is None
+    assert allowed_after(matcher, v.WIDTH + 5) is None
+    assert allowed_after(matcher, -1) is None
+    assert allowed_after(matcher, v.AB, v.CALL) is None
+    assert allowed_after(matcher, v.A) == [v.B, v.BA]
 
 
 def test_behind_an_end_token_come_only_end_tokens() -> None:
     matcher = shared().matcher("start: /(ab)+/")
-    assert found(matcher, v.AB, v.TURN) == [v.END, v.TURN]
-    assert found(matcher, v.AB, v.END, v.TURN) == [v.END, v.TURN]
-    assert found(matcher, v.AB, v.END, v.A) is None
-    assert found(matcher, v.A, v.END) is None  # the text was not complete
+    assert allowed_after(matcher, v.AB, v.TURN) == [v.END, v.TURN]
+    assert allowed_after(matcher, v.AB, v.END, v.TURN) == [v.END, v.TURN]
+    assert allowed_after(matcher, v.AB, v.END, v.A) is None
+    assert allowed_after(matcher, v.A, v.END) is None  # the text was not complete
 
 
 def test_where_the_grammar_becomes_too_complex_the_text_can_only_end() -> None:
     words = " | ".join(f'"a{"b" * (number % 7)}{number}"' for number in range(5000))
     matcher = shared().matcher(f"start: {words}")
-    assert found(matcher, v.A) == [v.END, v.TURN]
-    assert found(matcher, v.A, v.END) == [v.END, v.TURN]
-    assert found(matcher, v.A, v.B) is None
-    assert found(matcher) == [v.A, v.AB]
+    assert allowed_after(matcher, v.A) == [v.END, v.TURN]
+    assert allowed_after(matcher, v.A, v.END) == [v.END, v.TURN]
+    assert allowed_after(matcher, v.A, v.B) is None
+    assert allowed_after(matcher) == [v.A, v.AB]
 
 
 MANY_STATES = r"start: /(a|b)*a(a|b){20}/"
@@ -123,19 +123,19 @@ def test_a_text_that_needs_too_many_states_ends_no_other_with_the_same_grammar()
     some = grammars()
     before, others = some.matcher(MANY_STATES), letters(2, 500)
     alone = grammars().matcher(MANY_STATES)
-    expected = [found(alone, *others[:length]) for length in (400, 500)]
-    assert found(before, *others[:400]) == expected[0]
-    assert found(some.matcher(MANY_STATES), *letters(1, 12_000)) == [v.END, v.TURN], "it can only end"
+    expected = [allowed_after(alone, *others[:length]) for length in (400, 500)]
+    assert allowed_after(before, *others[:400]) == expected[0]
+    assert allowed_after(some.matcher(MANY_STATES), *letters(1, 12_000)) == [v.END, v.TURN], "it can only end"
     for matcher in (before, some.matcher(MANY_STATES)):
-        assert [found(matcher, *others[:length]) for length in (400, 500)] == expected
+        assert [allowed_after(matcher, *others[:length]) for length in (400, 500)] == expected
 
 
 def test_drafts_that_need_many_states_do_not_end_their_own_text() -> None:
     matcher, text = grammars().matcher(MANY_STATES), letters(2, 500)
-    expected = found(matcher, *text)
+    expected = allowed_after(matcher, *text)
     for seed in range(3, 5):
         matcher.allowed(np.concatenate([text, letters(seed, 6000)]))
-    assert found(matcher, *text) == expected
+    assert allowed_after(matcher, *text) == expected
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_path_that_is_read_too_slowly_is_refused() -> None:
     matcher = grammars().matcher("start: /a*/")
     with wording.raises(UserError):
         matcher.allowed(ids(*[v.A] * 100), patience=-1.0)
-    assert v.A in (found(matcher, v.A) or ()), "another path may be read"
+    assert v.A in (allowed_after(matcher, v.A) or ()), "another path may be read"
 
 
 def test_grammars_beyond_their_bytes_are_forgotten_and_made_again() -> None:
@@ -182,19 +182,21 @@ def test_an_ambiguous_grammar_becomes_too_complex_before_its_masks_become_slow(g
     """Rows of 2,000 items took a second each, some 80 tokens long."""
     matcher = shared().matcher(grammar)
     ends = [v.END, v.TURN]
-    length = next(length for length in range(160) if found(matcher, *[v.A] * length) == ends)
+    length = next(length for length in range(160) if allowed_after(matcher, *[v.A] * length) == ends)
     assert length > 2, "a little ambiguity is no harm"
-    assert found(shared().matcher(grammar), *[v.A] * length) == ends, "so it is for a text that is resumed"
-    assert found(matcher, *[v.A] * length, v.END) == ends
+    assert allowed_after(shared().matcher(grammar), *[v.A] * length) == ends, (
+        "so it is for a text that is resumed"
+    )
+    assert allowed_after(matcher, *[v.A] * length, v.END) == ends
 
 
 def test_the_grammars_least_recently_used_are_forgotten_and_made_anew() -> None:
     few = grammars(capacity=1)
     first = few.matcher("start: /a+/")
-    assert found(first, v.A) == [v.A, v.END, v.TURN]
-    assert found(few.matcher("start: /b+/")) == [v.B]
-    assert found(first) == [v.A]
-    assert found(first, v.A, v.A) == [v.A, v.END, v.TURN]
+    assert allowed_after(first, v.A) == [v.A, v.END, v.TURN]
+    assert allowed_after(few.matcher("start: /b+/")) == [v.B]
+    assert allowed_after(first) == [v.A]
+    assert allowed_after(first, v.A, v.A) == [v.A, v.END, v.TURN]
 
 
 def test_texts_are_kept_apart_and_forgotten_ones_are_read_again() -> None:
@@ -219,7 +221,7 @@ def test_grammars_are_shared_between_threads() -> None:
 
     def ask() -> None:
         for letters in ("a", "b", "ab") * 20:
-            results.append(found(several.matcher(f"start: /({letters})+/")))
+            results.append(allowed_after(several.matcher(f"start: /({letters})+/")))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""A model's file is found by its name, and a remote one is fetched whole or not at all."""
+"""A name leads to a model's file, and a remote one is fetched whole or not at all."""
 
 from __future__ import annotations
 
@@ -86,24 +86,24 @@ def test_names_are_told_apart() -> None:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from huggingface_hub import constants
 
-    with serving_hub() as found:
-        found.files["f.gguf"] = MODEL
-        monkeypatch.setattr(constants, "ENDPOINT", found.address)
+    with serving_hub() as served:
+        served.files["f.gguf"] = MODEL
+        monkeypatch.setattr(constants, "ENDPOINT", served.address)
         monkeypatch.setattr(
             constants,
             "HUGGINGFACE_CO_URL_TEMPLATE",
-            found.address + "/{repo_id}/resolve/{revision}/{filename}",
+            served.address + "/{repo_id}/resolve/{revision}/{filename}",
         )
-        yield found
+        yield served
 
 
 @pytest.mark.parametrize("name", [NAME, f"hf://{REPOSITORY}@{COMMIT}/f.gguf"])
 def test_a_file_of_the_hub_is_fetched_once(name: str, hub: Hub, home: Path) -> None:
-    found = Path(find_model(name, SHA256))
-    assert found.read_bytes() == MODEL
-    assert found.is_relative_to(home / "hub")
+    path = Path(find_model(name, SHA256))
+    assert path.read_bytes() == MODEL
+    assert path.is_relative_to(home / "hub")
     hub.seen.clear()
-    assert find_model(name) == str(found)
+    assert find_model(name) == str(path)
     assert not hub.seen
 
 
@@ -127,9 +127,9 @@ def test_a_gated_file_is_refused_with_what_to_do(hub: Hub) -> None:
 def test_offline_only_a_kept_file_is_used(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    found = find_model(NAME)
+    path = find_model(NAME)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert find_model(NAME) == found
+    assert find_model(NAME) == path
     with wording.raises(UnavailableError):
         find_model(f"hf://{REPOSITORY}/other.gguf")
 
@@ -168,10 +168,10 @@ def test_a_file_of_a_server_is_fetched_once(web: ssl.SSLContext) -> None:
         request.reply(200, MODEL)
 
     with serving(answer, tls=web) as address:
-        found = find_model(f"https://{address}/f.gguf?x", SHA256)
-        assert find_model(f"https://{address}/f.gguf?x") == found
-        assert find_model(f"https://{address}/f.gguf?y") != found
-    assert Path(found).read_bytes() == MODEL
+        path = find_model(f"https://{address}/f.gguf?x", SHA256)
+        assert find_model(f"https://{address}/f.gguf?x") == path
+        assert find_model(f"https://{address}/f.gguf?y") != path
+    assert Path(path).read_bytes() == MODEL
     assert asked == ["/f.gguf?x", "/f.gguf?y"]
 
 

@@ -101,8 +101,8 @@ def test_table_and_template_are_asked_for(asked: bool) -> None:
 def test_a_verifier_that_names_no_rule_has_the_coupled_one_and_unknown_ones_are_left_out() -> None:
     assert decode_description(answer()).acceptance_rules == (AcceptanceRule.COUPLED,)
     later = answer(acceptance_rules=[2]).SerializeToString() + b"\x40\x63"  # rule 99
-    found = decode_description(pb.DescribeResponse.FromString(later))
-    assert found.acceptance_rules == (AcceptanceRule.REJECTION,)
+    description = decode_description(pb.DescribeResponse.FromString(later))
+    assert description.acceptance_rules == (AcceptanceRule.REJECTION,)
 
 
 def advice(**values: float) -> dict[str, object]:

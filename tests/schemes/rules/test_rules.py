@@ -432,10 +432,10 @@ def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_r
     above = list[float]()
     for seed in range(8):
         models = Models(seed, vocab_size=4)
-        found = [front_of(acceptance, models) for acceptance in lenient]
-        for rejected, error, limit in found:
+        fronts = [front_of(acceptance, models) for acceptance in lenient]
+        for rejected, error, limit in fronts:
             assert rejected + error == pytest.approx(limit, abs=EXACT)
-        assert [error for _, error, _ in found] == sorted(error for _, error, _ in found)
+        assert [error for _, error, _ in fronts] == sorted(error for _, error, _ in fronts)
         for rejected, error, limit in (front_of(acceptance, models) for acceptance in typical):
             assert rejected + error >= limit - EXACT
             above.append(rejected + error - limit)
@@ -587,8 +587,8 @@ def test_the_walk_goes_on_below_what_was_let_pass() -> None:
 
 def test_a_judge_reads_chances_entropy_and_rank() -> None:
     entropy = -sum(chance * math.log(chance) for chance in LAW if chance)
-    found = features(np.array(LAW), 2)
-    assert found == pytest.approx([math.log(0.15), math.log(0.5), entropy, math.log(3)])
+    row = features(np.array(LAW), 2)
+    assert row == pytest.approx([math.log(0.15), math.log(0.5), entropy, math.log(3)])
     assert features(np.array([0.4, 0.4, 0.2]), 1)[3] == 0.0, "equals have the same rank"
 
 

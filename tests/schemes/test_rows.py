@@ -15,7 +15,7 @@ from schemes.claims.table import CLAIMS
 from simulator.schemes import run_scheme
 from simulator.world import World
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = json.loads((ROOT / "lab" / "measured" / "published.json").read_text(encoding="utf-8"))
 COLUMNS = "| system | source | runs as | file | claim | ours | difference |"
 

@@ -21,8 +21,7 @@ from cloud_verifier.core.rules import decide
 from common.acceptance import TOTAL, AcceptanceRule
 from common.chances import Chances, SeededChances
 from schemes.rules import block
-from tests.worlds.enumeration import Branch, distance, law_of
-from tests.worlds.honest import (
+from tests.schemes.rules.honest import (
     PLAIN,
     PROMPT,
     TOKENS,
@@ -38,6 +37,7 @@ from tests.worlds.honest import (
     text_law,
     tiny_drafter,
 )
+from tests.worlds.enumeration import Branch, distance, law_of
 
 EXACT = 1e-12
 BIASED = 1e-3
@@ -267,8 +267,8 @@ def real_drafter(kind: str, folder: Path) -> OwnDrafter:
     def followers(text: Text, depth: int, width: int) -> tuple[Followers, ...]:
         *before, tip = (ids[token] for token in text)
         session, _ = rig.read(engine, before, sampling)
-        (found,) = rig.guess(engine, rig.guess_item(session, tip, depth, width))
-        return tuple(translated(each) for each in found)
+        (guesses,) = rig.guess(engine, rig.guess_item(session, tip, depth, width))
+        return tuple(translated(each) for each in guesses)
 
     def translated(each: Followers) -> Followers:
         """The same with the bench's tokens, of which the best three are."""

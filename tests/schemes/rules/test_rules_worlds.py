@@ -15,8 +15,8 @@ from common.sampling import SamplingParams
 from edge_client.core.policies import offered, policy_named
 from schemes.rules import drawing
 from schemes.rules.trained_judge import Judge
+from tests.schemes.rules.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.enumeration import distance, law_of
-from tests.worlds.honest import PLAIN, PROMPT, Law, Spec, Text, target_law
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES
 from tests.worlds.world import EdgeSpec, World, WorldSpec
