@@ -240,7 +240,7 @@ def decode_response(response: pb.SessionResponse) -> ServerMessage:
 
 def is_idle(response: pb.SessionResponse) -> bool:
     """Tell whether the verifier sent only a sign of life."""
-    return response.WhichOneof("message") == "idle"
+    return bool(response.WhichOneof("message") == "idle")
 
 
 def decode_sampling(message: pb.Sampling) -> SamplingParams:
