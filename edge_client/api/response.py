@@ -23,7 +23,7 @@ from edge_client.formats.message import (
     arguments_object,
 )
 from edge_client.formats.message_reader import MessageReader
-from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of, to_json
+from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of
 from edge_client.texts.queue import QueuePlace
 from edge_client.texts.resume import NOTHING, Begun, StreamPart
 from edge_client.texts.text_request import TextRequest
@@ -248,7 +248,7 @@ def summary(live: Live) -> Json:
     if answer.stopped_by is not None:
         ours["stopped_by"] = answer.stopped_by
     if answer.differences:
-        ours["differences"] = [to_json(each)["difference"] for each in answer.differences]
+        ours["differences"] = answer.differences
     return ours
 
 
@@ -258,7 +258,7 @@ def _ours(spec: ResponseSpec, event: AnswerEvent, added: Sequence[MessagePart]) 
     Tokens without content have no text. Text that was held back comes after its tokens were counted.
     """
     if not isinstance(event, TextAdded):
-        return to_json(event)
+        return event
     spans = [span for part in added if isinstance(part, ContentAdded) for span in part.spans]
     num_hidden = sum(span.num_tokens for span in event.spans) - sum(span.num_tokens for span in spans)
     if num_hidden > 0:

@@ -15,35 +15,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-OTHER_NAMES = {
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_output_tokens": "max_tokens",
-    "stop_sequences": "stop",
-    "random_seed": "seed",
-    "input": "messages",
-}
-"""Names here of fields of other servers' APIs."""
-
-WITHOUT_EFFECT = frozenset(
-    (
-        "cache_control",
-        "client_metadata",
-        "context_management",
-        "include",
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-        "store",
-        "truncation",
-        "verbosity",
-    )
-)
-"""Known fields that cannot change a text here. Prompts are cached by their tokens, not by a key."""
-
-
 MAX_TEXT = 2**23
 """Characters of a text that a model reads, as many as a body may have."""
 
@@ -155,13 +126,12 @@ class Fields:
         """Log the fields that have not been read. They are ignored."""
         if not logger.isEnabledFor(logging.DEBUG):
             return  # to look for a similar name takes 50 µs, and a body can have a million
-        for name, near in islice(self._unread(), MAX_LOGGED):
-            self._log(name, f"it is not a known field{f'; did you mean {near}?' if near else ''}")
+        for name, hint in islice(self._unread(), MAX_LOGGED):
+            self._log(name, f"nothing here depends on it{hint}")
 
     def refuse_rest(self) -> None:
         """Refuse the fields that have not been read."""
-        for name, near in self._unread():
-            hint = f"; did you mean {near}?" if near else ""
+        for name, hint in self._unread():
             words = f"{self.at}{name} is not a field that this daemon knows{hint}"
             raise wrong(f"{self.at}{name}", words, "unknown_parameter")
 
@@ -169,12 +139,11 @@ class Fields:
         logger.debug("the request's %s%s is ignored: %s", self.at, name, why)
 
     def _unread(self) -> Iterator[tuple[str, str]]:
-        """Yield the fields that have not been read, each with a similar known name."""
+        """Yield the fields that have not been read, each with a hint at a similar known name."""
         for name in self.values:
-            if name in self._read or name in WITHOUT_EFFECT:
-                continue
-            other = [OTHER_NAMES[name]] if OTHER_NAMES.get(name) in self._read else []
-            yield name, next(iter(other or difflib.get_close_matches(name, self._read, 1)), "")
+            if name not in self._read:
+                near = difflib.get_close_matches(name, self._read, 1)
+                yield name, f"; did you mean {near[0]}?" if near else ""
 
     def missing(self, name: str) -> ApiError:
         """Return the error of a field that must be there."""

@@ -40,8 +40,6 @@ class InfillCompletion(Dialect):
         fields.only("n_probs", (0,), "use /v1/completions with logprobs")
         for name in ("grammar", "json_schema"):
             fields.only(name, ("", {}), "use /v1/completions")
-        for name in ("samplers", "cache_prompt", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"):
-            fields.ignore(name, "the text does not depend on it here")
         shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
         number = fields.whole("n_predict", -1, -2, MOST)
         form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}

@@ -42,8 +42,6 @@ OWN_TEMPLATE = "the prompt is the target's own template; use raw to send a whole
 UNCHANGED = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0)}
 """Options for other ways of sampling, with the values that change nothing."""
 
-WITHOUT_EFFECT = ("num_ctx", "num_keep", "num_batch", "num_gpu", "num_thread", "main_gpu", "use_mmap", "numa")
-
 
 class _Ollama(Dialect):
     """Forms the objects of both endpoints, one a line. Lines have no ids, so a named stream is read again by
@@ -208,8 +206,6 @@ def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     options = fields.object("options") or Fields({}, "options.")
     for name, allowed in UNCHANGED.items():
         options.only(name, allowed, "use temperature, top_k, top_p or min_p")
-    for name in WITHOUT_EFFECT:
-        options.ignore(name, "the text does not depend on it here")
     length = options.whole("num_predict", -1, -2, MOST)  # -1 and -2: as many as fit
     seed = options.any("seed")
     own: Json = {

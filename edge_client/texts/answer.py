@@ -25,14 +25,7 @@ from edge_client.core.effects import (
     Withdraw,
 )
 from edge_client.formats.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin, Words
-from edge_client.texts.events import (
-    AnswerEvent,
-    DifferenceFound,
-    ModeChanged,
-    PreviewAdded,
-    PreviewWithdrawn,
-    TextAdded,
-)
+from edge_client.texts.events import AnswerEvent, Json, TextAdded
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, add_up
 from edge_client.texts.resume import Begun, WrittenText
 from edge_client.texts.text_request import TextRequest, Writer
@@ -64,7 +57,7 @@ class TextAnswer:
         self.request = request
         self.account = account
         self.finish: FinishReason | None = None
-        self.differences: list[DifferenceFound] = []
+        self.differences: list[Json] = []
         self._words = words
         self.ends = ends  # the tokens that end it
         self._begin = begin
@@ -145,7 +138,7 @@ class TextAnswer:
                 yield from self._withdraw(len(item.tokens))
             case ChangeMode():
                 self.account.mode, self.account.why = item.standing.mode.value, item.standing.why
-                yield ModeChanged(self.account.mode, self.account.why)
+                yield {"mode": self.account.mode, "why": self.account.why}
             case _:
                 assert_never(item)
 
@@ -178,25 +171,24 @@ class TextAnswer:
     def _withdraw(self, count: int) -> Iterator[AnswerEvent]:
         if count <= len(self._shown_preview):  # else text, which stays
             del self._shown_preview[len(self._shown_preview) - count :]
-            yield PreviewWithdrawn(len(self._text.tokens) + len(self._shown_preview))
+            yield {"retract": len(self._text.tokens) + len(self._shown_preview)}
 
-    def _extend_preview(self, tokens: Sequence[int]) -> PreviewAdded:
+    def _extend_preview(self, tokens: Sequence[int]) -> Json:
         decoder = TextDecoder(self._words)
         before = (*self._text.tokens[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
         decoder.feed(before[-UNFINISHED:])
         start = len(self._text.tokens) + len(self._shown_preview)
         self._shown_preview += tokens
-        return PreviewAdded(
-            start, tuple("" if token in self.ends else decoder.feed((token,)) for token in tokens)
-        )
+        texts = ["" if token in self.ends else decoder.feed((token,)) for token in tokens]
+        return {"guess": {"start": start, "texts": texts}}
 
-    def _differing(self, place: int, tokens: Sequence[int]) -> DifferenceFound:
+    def _differing(self, place: int, tokens: Sequence[int]) -> Json:
         """Note that the target differs at `place`. The next session begins after the text."""
         self._differs = True
         device, target = TextDecoder(self._words), TextDecoder(self._words)
-        difference = DifferenceFound(place, device.feed(self._text.tokens[place:]), target.feed(tokens))
-        self.differences.append(difference)
-        return difference
+        texts = {"device": device.feed(self._text.tokens[place:]), "target": target.feed(tokens)}
+        self.differences.append({"place": place, **texts})
+        return {"difference": self.differences[-1]}
 
     def _write(
         self, token: int, origin: TokenOrigin, logprobs: TokenLogprobs | None = None

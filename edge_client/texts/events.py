@@ -1,10 +1,10 @@
-"""Events of a text in order, and their JSON in the API's own fields."""
+"""Events of a text in order, and the API's own fields as its clients read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 from edge_client.formats.detokenizer import TextSpan, TokenOrigin, text_of
 
@@ -83,29 +83,21 @@ class TextEnded:
     figures: Mapping[str, Any]  # of `TextFigures`
 
 
-AnswerEvent = TextAdded | ModeChanged | PreviewAdded | PreviewWithdrawn | DifferenceFound
-"""The text service's events of one text."""
+AnswerEvent = TextAdded | Json
+"""The text service's events of one text. What is no text is in the API's own fields."""
 
-TextEvent = AnswerEvent | ThoughtAdded | NoteAdded | TextRestarted | TextEnded
-"""An API client's events of one text."""
-
-
-def to_json(event: AnswerEvent) -> Json:
-    """Return the event in the API's own fields."""
-    match event:
-        case TextAdded():
-            return {"origins": origins_of(event.spans)}
-        case ModeChanged():
-            return {"mode": event.mode, "why": event.why}
-        case PreviewAdded():
-            return {"guess": {"start": event.start, "texts": list(event.texts)}}
-        case PreviewWithdrawn():
-            return {"retract": event.start}
-        case DifferenceFound():
-            told = {"place": event.place, "device": event.device, "target": event.target}
-            return {"difference": told}
-        case _:
-            assert_never(event)
+TextEvent = (
+    TextAdded
+    | ModeChanged
+    | PreviewAdded
+    | PreviewWithdrawn
+    | DifferenceFound
+    | ThoughtAdded
+    | NoteAdded
+    | TextRestarted
+    | TextEnded
+)
+"""A client's events of one text."""
 
 
 def from_json(ours: Json) -> Iterator[TextEvent]:

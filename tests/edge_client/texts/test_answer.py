@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -24,14 +25,7 @@ from edge_client.core.effects import (
 )
 from edge_client.formats.detokenizer import TokenOrigin
 from edge_client.texts.answer import TextAnswer
-from edge_client.texts.events import (
-    AnswerEvent,
-    DifferenceFound,
-    ModeChanged,
-    PreviewAdded,
-    PreviewWithdrawn,
-    TextAdded,
-)
+from edge_client.texts.events import AnswerEvent, TextAdded
 from edge_client.texts.figures import TextAccount
 from edge_client.texts.resume import Begun
 from edge_client.texts.text_request import TextRequest, Writer
@@ -91,6 +85,10 @@ class Told:
     @property
     def text(self) -> str:
         return "".join(each.text for each in self.events if isinstance(each, TextAdded))
+
+    @property
+    def ours(self) -> list[dict[str, Any]]:
+        return [each for each in self.events if not isinstance(each, TextAdded)]
 
 
 REQUEST = TextRequest(PROMPT, SamplingParams(max_tokens=12))
@@ -152,7 +150,7 @@ async def test_alone_the_device_goes_on_and_every_token_says_so() -> None:
     told = await tell(session, request=request)
     assert told.text == "abcdef"
     assert told.answer.figures.device_tokens == 2
-    modes = [event.mode for event in told.events if isinstance(event, ModeChanged)]
+    modes = [event["mode"] for event in told.ours if "mode" in event]
     assert modes == [Mode.DEVICE_ONLY.value, Mode.AHEAD.value]
     origins = [each.origin for event in told.events if isinstance(event, TextAdded) for each in event.spans]
     assert origins == [TokenOrigin.DRAFTED] * 2 + [TokenOrigin.DEVICE] * 2 + [
@@ -167,9 +165,8 @@ async def test_where_the_target_differs_it_says_so_and_the_text_goes_on_from_wha
     second = Scripted([emit(5, "bb")])
     told = await tell(first, second, request=request)
     assert told.text == "abcdebb"
-    assert [event for event in told.events if isinstance(event, DifferenceFound)] == [
-        DifferenceFound(3, "de", "fa")
-    ]
+    difference = {"place": 3, "device": "de", "target": "fa"}
+    assert [event["difference"] for event in told.ours if "difference" in event] == [difference]
     assert told.begun == [(), tuple(LETTERS.index(each) for each in "abcde")]
     assert told.answer.figures.resumes == 1
     assert told.answer.figures.bytes_up == 20
@@ -195,10 +192,8 @@ async def test_a_client_that_revises_sees_guesses_and_the_targets_own_text() -> 
         request=request,
     )
     assert told.text == "abcfa"
-    assert [event for event in told.events if isinstance(event, PreviewAdded | PreviewWithdrawn)] == [
-        PreviewAdded(2, ("c", "d")),
-        PreviewWithdrawn(3),
-    ]
+    shown = [event for event in told.ours if "mode" not in event]
+    assert shown == [{"guess": {"start": 2, "texts": ["c", "d"]}}, {"retract": 3}]
     assert told.answer.figures.device_tokens == 0
 
 
