@@ -132,14 +132,14 @@ class TargetSection:
     hint_at: float = setting(
         0.0,
         "share of the layers after which each step sends its likely tokens to the edges "
-        "(docs/drafters.md); 0: never",
+        "(docs/targets.md); 0: never",
         low=0.0,
         high=1.0,
     )
     step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
     attention: str = setting(
         "auto",
-        "attention backend; auto: triton on a CUDA device, else torch_ref (docs/gpu.md)",
+        "attention backend; auto: triton on a CUDA device, else torch_ref (docs/targets.md)",
         choices=ATTENTIONS,
     )
     cuda_graphs: bool = setting(True, "replay whole steps as CUDA graphs, on a CUDA device with triton")
@@ -147,7 +147,7 @@ class TargetSection:
         True, "capture the graphs of all step sizes before serving, instead of each at its first use"
     )
     compile: bool = setting(
-        False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/gpu.md)"
+        False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/targets.md)"
     )
     deterministic: bool | None = setting(
         None,
@@ -256,7 +256,7 @@ class ServerSection:
     privacy: str = setting(
         Privacy.PADDED.title,
         "least privacy of message sizes; padded: all messages of a direction have one size; off: edges may "
-        "still request padding (docs/privacy.md)",
+        "still request padding (docs/guarantees.md)",
         choices=LEVELS,
     )
     sampling_defaults: str = setting(
@@ -268,7 +268,7 @@ class ServerSection:
     allow_rule: tuple[str, ...] = setting(
         (),
         "lossy acceptance rules that sessions may request, under which texts differ from the target's: "
-        f"{LOSSY}; docs/acceptance.md",
+        f"{LOSSY}; docs/schemes.md",
         form="a rule",
         check=_check_rules,
     )

@@ -1,6 +1,6 @@
 """Define the acceptance rules by name, with the parameters that a session may set.
 
-docs/acceptance.md explains the rules; `schemes.rules` implements all but `coupled`. A lossless rule keeps the
+docs/schemes.md explains the rules; `schemes.rules` implements all but `coupled`. A lossless rule keeps the
 target's law. A lossy rule does not, and needs an operator's permission.
 """
 

@@ -1,4 +1,4 @@
-"""Define how much message sizes reveal to an observer of the wire (docs/privacy.md)."""
+"""Define how much message sizes reveal to an observer of the wire (docs/guarantees.md)."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ class VerifierSection:
     )
     privacy: str = setting(
         Privacy.PADDED.title,
-        "protection of message sizes from network observers (docs/privacy.md): padded gives all messages in "
-        "a direction one size, off does not; a verifier may require padded",
+        "protection of message sizes from network observers (docs/guarantees.md): padded gives all messages "
+        "in a direction one size, off does not; a verifier may require padded",
         choices=LEVELS_OF_PRIVACY,
         alias="--privacy",
     )

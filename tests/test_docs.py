@@ -15,15 +15,14 @@ PAGES = (
     ROOT / "deploy" / "README.md",
     ROOT / "lab" / "demo_models" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *sorted((ROOT / "docs" / "clients").glob("*.md")),
     *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
     ROOT / "lab" / "measured" / "README.md",
     *sorted((ROOT / "lab" / "docs").glob("*.md")),
 )
 FOR_NEWCOMERS = (
     ROOT / "README.md",
+    ROOT / "docs" / "api.md",
     ROOT / "docs" / "edge.md",
-    ROOT / "docs" / "jetson.md",
     ROOT / "docs" / "edge_config.md",
 )
 WITH_ACTIONS = ("edge", "fleet", "simulate")

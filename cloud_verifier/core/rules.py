@@ -1,4 +1,4 @@
-"""Decide the rows of a step by an acceptance rule, found by name (docs/acceptance.md).
+"""Decide the rows of a step by an acceptance rule, found by name (docs/schemes.md).
 
 An engine makes every choice by the coupled rule and then, for the rare items with an `ask`, calls `decide`
 with a function that gives a row's probabilities on the host.

@@ -17,7 +17,7 @@ Outgoing = ServerMessage | End
 FULL = 12 * 1024
 """Approximate bytes that may wait for one peer: a text of 300 tokens. For an edge that reads, nothing waits
 here. With its connection and session (48 KiB) an edge that never reads costs less than 64 KiB
-(docs/operations.md)."""
+(docs/verifier.md)."""
 
 LEAST_TOKENS = 16
 """Tokens that may always wait: one step may bring as many, and must not stall an edge that reads. With 20

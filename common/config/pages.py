@@ -12,6 +12,15 @@ from common.config.merge import Loaded
 from common.config.setting import Config, Entry, Schema, Value, as_toml
 
 WIDTH = 100
+SHORT_FORMS = {
+    "a whole number of ": "",
+    "a number of ": "",
+    "a list of texts, each ": "list of ",
+    "the path of a file": "file",
+    "true or false": "boolean",
+    "a text": "text",
+}
+"""Phrases of `Entry.allowed`, and what stands for them in a table."""
 
 
 # Options of a command --------------------------------------------------------------------------------------
@@ -157,24 +166,27 @@ def reference(schema: Schema[Config]) -> str:
 
 
 def _table(schema: Schema[Config], name: str) -> str:
+    columns = ["key", "default", "may be", "meaning"] + ([] if schema.is_flat else ["flag"])
     lines = [
         f"\n### [{name}]\n",
         f"{_first_sentence(schema.sections[name])}\n",
-        "| key | default | may be | meaning | flag |",
-        "|---|---|---|---|---|",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
     ]
     return "\n".join(lines + [_row(schema, entry) for entry in schema.of(name)]) + "\n"
 
 
 def _row(schema: Schema[Config], entry: Entry) -> str:
-    meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
-    flag = entry.flags[0]
-    if entry.kind is bool and not (schema.is_flat and entry.default is False):
-        flag = f"{flag}, --no-{flag.removeprefix('--')}"
-    flags = ", ".join(f"`{each}`" for each in flag.split(", "))
-    allowed = entry.allowed.replace("|", "\\|")
+    """Return a line of the table. A flat schema has no column of flags, as a flag is the setting's name."""
     default = entry.setting.unset if entry.default is None and entry.setting.unset else as_toml(entry.default)
-    return f"| `{entry.key}` | `{default}` | {allowed} | {meaning} | {flags} |"
+    allowed = entry.allowed.replace("|", "\\|")
+    for phrase, short in SHORT_FORMS.items():
+        allowed = allowed.replace(phrase, short)
+    meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
+    cells = [f"`{entry.key}`", f"`{default}`", allowed, meaning]
+    if not schema.is_flat:
+        cells.append(f"`{entry.flags[0]}`")
+    return f"| {' | '.join(cells)} |"
 
 
 def _line(entry: Entry, value: Value) -> str:

@@ -10,7 +10,7 @@ from common.wire.options import MAX_MESSAGE_BYTES
 
 UP_BYTES, DOWN_BYTES = 128, 64
 """Under the adaptive policy 99 of 100 Proposes of the demo pair had at most 95 bytes, and the longest of 597
-Commits 56 (docs/privacy.md). Its ids have two bytes, those of a 128k vocabulary a third, for which this
+Commits 56 (docs/guarantees.md). Its ids have two bytes, those of a 128k vocabulary a third, for which this
 leaves room: a tree of 16 nodes has 94 bytes, a Commit of six tokens 45."""
 
 DRAWN_UP_BYTES = 1024

@@ -17,7 +17,7 @@ stop() {
 }
 
 # llama.cpp for machines that are not the one that builds. GGML_NATIVE=OFF leaves the builder's own instructions
-# out, AMX among them, whose code GCC 12 gets wrong (docs/edge.md). What is left on x86-64 is AVX2, FMA, F16C and
+# out, AMX among them, whose code GCC 12 gets wrong (deploy/README.md). What is left on x86-64 is AVX2, FMA, F16C and
 # BMI2 (x86-64-v3). ARM_ARCH has dot products: every 64-bit ARM core since the Cortex-A76; armv8-a for older ones.
 # Without OpenMP llama.cpp brings its own threads, and the image needs no libgomp. LLAVA_BUILD is pictures and
 # sound, a quarter of what there is to compile, which nothing here reads.

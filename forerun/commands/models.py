@@ -33,7 +33,7 @@ Load a target model and run the probe that every target must pass before it is s
 
 With --texts the command counts the texts of a GGUF target that repeat themselves, bit for bit. Exit code 0
 if the verifier can serve the model, 1 if texts do not repeat themselves that should, else 2 with a message.
-docs/models.md lists the families."""
+docs/targets.md lists the families."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Serve edges as a verifier does, and draft for the verifier behind with a middle model: larger than the edges'
-drafts, smaller than the target, with the target's tokens. The text is the verifier's own (docs/relay.md).
+drafts, smaller than the target, with the target's tokens. The text is the verifier's own (docs/schemes.md).
 
   forerun relay --verifier verifier.example.org:50051 --tls --model middle.gguf --listen 127.0.0.1:50052
   forerun edge --verifier 127.0.0.1:50052 --draft draft.gguf"""
@@ -83,7 +83,7 @@ class RelayOptions(TlsOptions, JsonOption, DraftOptions):
     )
     privacy: str = option(
         Privacy.PADDED.title,
-        "least privacy of message sizes, both ways (default: %(default)s; docs/privacy.md)",
+        "least privacy of message sizes, both ways (default: %(default)s; docs/guarantees.md)",
         choices=LEVELS,
     )
     seats: int = option(

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/clients/index.md: the clients of tests/clients, their versions and their cases."""
+"""Makes the tables of docs/clients.md: the clients of tests/clients, their versions and their cases."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CASES = {
 """Columns of the table, and the cases of scripts that fill them."""
 
 AGENTS = {
-    "@anthropic-ai/claude-code": ("Claude Code", "claude-code.md"),
-    "@openai/codex": ("Codex CLI", "codex.md"),
-    "opencode-ai": ("opencode", "opencode.md"),
+    "@anthropic-ai/claude-code": "Claude Code",
+    "@openai/codex": "Codex CLI",
+    "opencode-ai": "opencode",
 }
-"""Coding agents by their package: name and page."""
+"""Coding agents by their package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,10 @@ class Client:
 def table(root: Path) -> str:
     """Return the tables of agents and of libraries. Raise `ValueError` for a script that cannot be read."""
     folder = root / "tests" / "clients"
-    agents = ["| agent | version | page |", "|---|---|---|"]
+    agents = ["| agent | version |", "|---|---|"]
     for package, version in _packages(folder / "agents").items():
-        name, page = AGENTS[package]
-        agents.append(f"| {name} | {version} | [{page}]({page}) |")
-    aider = _python(folder / "agents" / "run_aider.py")
-    agents.append(f"| aider | {aider.version} | [aider.md](aider.md) |")
+        agents.append(f"| {AGENTS[package]} | {version} |")
+    agents.append(f"| aider | {_python(folder / 'agents' / 'run_aider.py').version} |")
     libraries = [f"| library | version | {' | '.join(CASES)} |", f"|---|---|{'---|' * len(CASES)}"]
     for client in _libraries(folder):
         marks = ("yes" if client.cases & {*cases} else "" for cases in CASES.values())

@@ -1,8 +1,8 @@
 """Writes what stands in two places from its source: `make generate`. A test compares.
 
-- the table of metrics in docs/operations.md, from the metrics' definitions;
-- the tables of clients in docs/clients/index.md, from their tests;
-- the tables of settings in docs/edge_config.md and docs/serving.md, from the schemas;
+- the tables of settings in docs/edge_config.md and docs/verifier_config.md, from the schemas;
+- the tables of metrics in docs/verifier_config.md, from the metrics' definitions;
+- the tables of clients in docs/clients.md, from their tests;
 - the alerts of deploy/compose, from the cluster's PrometheusRule.
 """
 
@@ -28,12 +28,11 @@ BEGIN, END = "<!-- begin: make generate -->\n", "<!-- end -->\n"
 def files() -> dict[Path, str]:
     """Return the right text of every file that is generated in whole or in part."""
     docs = ROOT / "docs"
-    operations, config, serving = (docs / f"{name}.md" for name in ("operations", "edge_config", "serving"))
+    clients, device, server = (docs / f"{name}.md" for name in ("clients", "edge_config", "verifier_config"))
     return {
-        operations: _between_marks(operations, _metrics()),
-        docs / "clients" / "index.md": _between_marks(docs / "clients" / "index.md", table(ROOT)),
-        config: _between_marks(config, f"{reference(edge.SCHEMA)}\n¹ A fleet may set it.\n"),
-        serving: _between_marks(serving, reference(verifier.SCHEMA)),
+        clients: _between_marks(clients, table(ROOT)),
+        device: _between_marks(device, f"{reference(edge.SCHEMA)}\n¹ A fleet may set it.\n"),
+        server: _between_marks(server, f"{reference(verifier.SCHEMA)}\n## Metrics\n{_metrics()}"),
         ROOT / "deploy" / "compose" / "prometheus" / "alerts.yaml": _alerts(),
     }
 
@@ -70,10 +69,12 @@ def _metrics() -> str:
 
 
 def _table(metrics: tuple[Metric, ...]) -> str:
-    lines = ["| metric | type | meaning |", "|---|---|---|"]
+    """Return one line for each metric. `_total` marks counters, and histograms are named as such."""
+    lines = ["| metric | meaning |", "|---|---|"]
     for each in metrics:
         label = f"{{{each.label}}}" if each.label else ""
-        lines.append(f"| `{each.exposed}{label}` | {each.kind} | {each.meaning} |")
+        kind = " (histogram)" if each.kind == "histogram" else ""
+        lines.append(f"| `{each.exposed}{label}`{kind} | {each.meaning} |")
     return "\n".join(lines) + "\n"
 
 

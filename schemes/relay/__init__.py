@@ -1,1 +1,1 @@
-"""A middle tier: a verifier near the edge whose own target is remote (docs/relay.md)."""
+"""A middle tier: a verifier near the edge whose own target is remote (docs/schemes.md)."""

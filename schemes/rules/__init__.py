@@ -1,1 +1,1 @@
-"""Published acceptance rules, one family a file (docs/acceptance.md). `coupled` alone is in the cores."""
+"""Published acceptance rules, one family a file (docs/schemes.md). `coupled` alone is in the cores."""

@@ -1,4 +1,4 @@
-"""Claude Code, without an account, works on files through the daemon (docs/clients/claude-code.md)."""
+"""Claude Code, without an account, works on files through the daemon (docs/clients.md)."""
 
 from __future__ import annotations
 

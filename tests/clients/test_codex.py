@@ -1,4 +1,4 @@
-"""The Codex CLI, without an account, works on files through the daemon (docs/clients/codex.md)."""
+"""The Codex CLI, without an account, works on files through the daemon (docs/clients.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ args = ["{token}"]
 
 
 def configure(home: Path, address: str) -> None:
-    """Write what docs/clients/codex.md says."""
+    """Write what docs/clients.md says."""
     token = home / "token"
     token.write_text(TOKEN, encoding="utf-8")
     text = CONFIGURATION.format(model=MODEL, address=address, token=token)

@@ -283,7 +283,7 @@ async def test_a_session_that_stays_is_told_when_the_time_to_leave_is_over() -> 
 
 
 async def test_whatever_stays_a_verifier_is_gone_two_seconds_after_its_grace() -> None:
-    """So that the figures of docs/operations.md and deploy/ hold. A stream stays, and a watch of health."""
+    """So that the figures of docs/verifier.md and deploy/ hold. A stream stays, and a watch of health."""
     clock = asyncio.get_running_loop().time
     async with contextlib.AsyncExitStack() as later:
         async with running() as system:

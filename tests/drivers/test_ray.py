@@ -1,4 +1,4 @@
-"""Edges through the proxy of a real Ray cluster, to two replicas of the tiny target (docs/ray.md)."""
+"""Edges through the proxy of a real Ray cluster, to two replicas of the tiny target (deploy/README.md)."""
 
 from __future__ import annotations
 

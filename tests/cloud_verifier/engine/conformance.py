@@ -1,6 +1,6 @@
-"""Which families of models are served: the tables of docs/models.md, found by the conformance probe.
+"""Which families of models are served: the tables of lab/docs/families.md, found by the conformance probe.
 
-python -m tests.cloud_verifier.engine.conformance [FAMILY ...] [--markdown docs/models.md]
+python -m tests.cloud_verifier.engine.conformance [FAMILY ...] [--markdown lab/docs/families.md]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every family is what docs/models.md says of it, by the probe; with real windows where they are cheap."""
+"""Every family is what lab/docs/families.md says of it, by the probe. Cheap windows are real ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cloud_verifier.engine.families import REFUSED_FAMILIES, SERVED_FAMILI
 
 pytestmark = pytest.mark.torch
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[3] / "lab" / "docs" / "families.md"
 
 DEAR = {"Gemma 2", "OLMo 3", "StarCoder 2", "Cohere Command R7B", "EXAONE 4"}
 """Windows of 4,096 positions, whose plain attention takes seconds; that of Mistral is probed as it is."""

@@ -347,7 +347,7 @@ def test_a_text_has_as_many_rejections_as_the_laws_differ(kind: str) -> None:
     assert mean_rejections(of(BLOCK, spec)) <= expected + EXACT, "a block is more than its tokens"
 
 
-# Why the conditions of docs/acceptance.md are conditions ----------------------------------------------------
+# Why the conditions of docs/schemes.md are conditions ----------------------------------------------------
 
 
 def left_out_by_value(bench: Bench) -> None:
