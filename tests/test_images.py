@@ -15,10 +15,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.scripts import DOCKER, ROOT, run
-
+ROOT = Path(__file__).resolve().parent.parent
+DOCKER = ROOT / "deploy" / "docker"
 IMAGES = sorted(path.name.removesuffix(".Dockerfile") for path in DOCKER.glob("*.Dockerfile"))
 SCRIPTS = sorted([*DOCKER.glob("*.sh"), ROOT / ".ci" / "run"])
+
+
+def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What came of a command, with variables beside this process' own."""
+    return subprocess.run(
+        [str(word) for word in words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def tool(name: str) -> str | None:

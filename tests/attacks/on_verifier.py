@@ -13,10 +13,10 @@ import grpc.aio
 from common.wire.status import Status
 from edge_client.network.client_tls import TlsSettings
 from tests.attacks.stages import VerifierStage, expect
-from tests.drivers.raw_http2 import SESSION
 from tests.fuzz.cases import Credential
 from tests.fuzz.strangers import BAD, authorization
 from tests.fuzz.wire import OVER, UNHEARD
+from tests.support.raw_http2 import SESSION
 
 Code = grpc.StatusCode
 Over = asyncio.Event

@@ -30,8 +30,8 @@ from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from lab.demo_models import DRAFT_GGUF, TARGET_DIR
 from tests.attacks.honest import PATIENCE, Honest, Text
-from tests.drivers.town import AUDIENCE, ISSUER, Town
 from tests.fuzz.laws import Broken
+from tests.support.town import AUDIENCE, ISSUER, Town
 
 Write = Callable[[bytes], Awaitable[None]]
 Lie = Callable[[pb.SessionRequest, Write], Awaitable[None]]

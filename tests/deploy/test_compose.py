@@ -22,7 +22,7 @@ from forerun.cli import build_parser
 from lab.tools.generate import ROOT
 from tests.conftest import program
 from tests.deploy.rules import ENDING_TIME
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose.yaml"

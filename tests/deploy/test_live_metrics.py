@@ -80,7 +80,7 @@ async def verifiers_page() -> str:
     """Of one that has served a text, as Prometheus fetches it."""
     from cloud_verifier.server.serving import watched
     from tests.cloud_verifier.configured import configured
-    from tests.drivers.tiny import complete, running
+    from tests.support.tiny import complete, running
 
     operations = configured("--http", "127.0.0.1:0").operations
     async with running(SchedulerConfig()) as system, watched(operations, system.worker) as listening:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from lab.tools.chart import ROOT
-from tests.hub import REPOSITORY, Hub, serving_hub
+from tests.support.hub import REPOSITORY, Hub, serving_hub
 
 FOLDER = ROOT / "deploy" / "kubernetes" / "components" / "model"
 WEIGHTS = b"safetensors" * 1000

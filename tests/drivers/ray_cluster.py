@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "serve.yaml"
 

@@ -15,7 +15,7 @@ from typing import Any
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.settings import VerifierConfig
 from common.wire.describe import TokenTable
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY
+from tests.support.tiny import EOS, TABLE, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget
 
 APPLICATION = f"{__name__}:application"

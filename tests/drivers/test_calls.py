@@ -34,7 +34,7 @@ from common.wire.codec import encode_request
 from common.wire.describe import VerifierLoad
 from common.wire.status import to_detail
 from edge_client.network.channel import VerifierChannel
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY, complete, running
+from tests.support.tiny import EOS, TABLE, VOCABULARY, complete, running
 from tests.worlds.models import target_alone
 
 pytestmark = pytest.mark.grpc

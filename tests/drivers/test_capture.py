@@ -12,8 +12,8 @@ from common.sampling import SamplingParams
 from common.wire.padding import DOWN_BYTES, LEAST_OPEN_BYTES, UP_BYTES
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import System, generation, running
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import System, generation, running
 from tests.worlds.models import TinyDrafter
 
 pytestmark = pytest.mark.grpc

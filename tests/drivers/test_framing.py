@@ -17,7 +17,7 @@ from common.sampling import SamplingParams
 from common.wire.codec import decode_request, encode_response
 from common.wire.padding import UP_BYTES
 from edge_client.network.channel import VerifierConnection, VerifierStream
-from tests.drivers.virtual import run
+from tests.support.virtual_loop import run
 
 OFF, PADDED = Privacy
 SHORT, LONG, FINISH = Commit(3, (5,)), Commit(4, (300,) * 100), Finish(FinishReason.STOP, 20)

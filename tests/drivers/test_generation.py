@@ -25,9 +25,9 @@ from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from simulator.proxy import Link, Timeout, both_ways, rtt
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.sleeping import SleepingChannel
-from tests.drivers.tiny import EOS, VOCABULARY, complete, generation, running
+from tests.support.drafter_thread import DrafterThread
+from tests.support.sleeping import SleepingChannel
+from tests.support.tiny import EOS, VOCABULARY, complete, generation, running
 from tests.worlds.models import TinyDrafter, TinyTarget, target_alone
 
 pytestmark = pytest.mark.grpc

@@ -16,7 +16,7 @@ from cloud_verifier.server.interceptor import Guard
 from common.errors import LocalError, UserError
 from common.pb import verifier_pb2 as pb
 from common.wire.status import to_error
-from tests.drivers.tiny import running
+from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
 

@@ -23,7 +23,7 @@ from common.wire import options
 from common.wire.codec import encode_request
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from tests.drivers.raw_http2 import (
+from tests.support.raw_http2 import (
     DATA,
     HEADERS,
     PING,
@@ -33,7 +33,7 @@ from tests.drivers.raw_http2 import (
     Frame,
     RawPeer,
 )
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY, System, generation, running
+from tests.support.tiny import EOS, TABLE, VOCABULARY, System, generation, running
 from tests.worlds.models import target_alone
 
 pytestmark = pytest.mark.grpc

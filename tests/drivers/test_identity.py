@@ -24,8 +24,8 @@ from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from forerun.commands.dev_certs import spiffe_id
 from forerun.log_format import writing
-from tests.drivers.tiny import EOS, generation, running
-from tests.drivers.town import (
+from tests.support.tiny import EOS, generation, running
+from tests.support.town import (
     DOMAIN,
     TEXT,
     Town,

@@ -31,9 +31,9 @@ from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
-from tests.drivers.drafter_thread import DrafterThread
 from tests.drivers.ray_tiny import APPLICATION
-from tests.drivers.tiny import EOS, VOCABULARY, generation
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import EOS, VOCABULARY, generation
 from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = [pytest.mark.grpc, pytest.mark.ray, pytest.mark.xdist_group("ray")]

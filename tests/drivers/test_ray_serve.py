@@ -24,7 +24,7 @@ from common.sampling import SamplingParams
 from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.describe import encode_describe_request
 from common.wire.status import DETAIL_KEY
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY
+from tests.support.tiny import EOS, TABLE, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
 SAMPLING = SamplingParams(max_tokens=20, ignore_eos=True)

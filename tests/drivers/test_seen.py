@@ -28,7 +28,7 @@ from common.wire.codec import encode_request
 from edge_client.network.generation import Generation
 from forerun.commands.verifier_table import as_json, table
 from forerun.log_format import FORMATS, writing
-from tests.drivers.tiny import complete, running
+from tests.support.tiny import complete, running
 
 pytestmark = pytest.mark.grpc
 

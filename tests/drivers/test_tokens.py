@@ -35,9 +35,10 @@ from forerun.commands.dev_certs import TokenKey, as_json
 from forerun.commands.verifier_table import as_json as top_json
 from forerun.commands.verifier_table import table
 from forerun.log_format import FORMATS, writing
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import EOS, generation
-from tests.drivers.town import (
+from tests.support.call import Call
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import EOS, generation
+from tests.support.town import (
     AUDIENCE,
     TEXT,
     Town,
@@ -132,29 +133,19 @@ def _coded(value: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-class Call:
-    """A call whose metadata have these tokens."""
-
-    def __init__(self, *tokens: str) -> None:
-        self._metadata = tuple(("authorization", f"Bearer {token}") for token in tokens)
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
-
-
 @pytest.mark.parametrize("name", BAD_TOKENS)
 def test_a_token_that_does_not_do_is_refused_and_said_why(name: str, town: Town) -> None:
     make, code, words = BAD_TOKENS[name]
     token = make(town)
     with pytest.raises(UserError, match=words) as refused:
-        town.token_identity().who(Call(*filter(None, [token])))
+        town.token_identity().who(Call(*([f"Bearer {token}"] if token else [])))
     assert refused.value.code is code
     assert not token or token not in str(refused.value)
 
 
 def test_clocks_may_differ_by_the_leeway(town: Town) -> None:
     for claims in ({"exp": int(time.time()) - 20}, {"nbf": int(time.time()) + 20}):
-        assert town.token_identity().who(Call(town.token(**claims))).tenant == "acme"
+        assert town.token_identity().who(Call(f"Bearer {town.token(**claims)}")).tenant == "acme"
 
 
 async def test_a_text_may_outlive_its_token_and_no_new_stream_does(town: Town) -> None:

@@ -19,7 +19,7 @@ from cloud_verifier.server.worker import Worker
 from common.errors import CapacityError, ForerunError, LocalError
 from common.messages import Commit, Finish, Open, Opened
 from common.sampling import SamplingParams
-from tests.drivers.tiny import EOS, VOCABULARY
+from tests.support.tiny import EOS, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)

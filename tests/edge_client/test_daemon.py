@@ -21,7 +21,7 @@ import pytest
 
 from lab import demo_models
 from tests.edge_client.draft.tiny_gguf import write_copy
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from openai import OpenAI

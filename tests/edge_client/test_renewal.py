@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edge_client.network.channel import VerifierChannel
     from edge_client.network.client_tls import TlsSettings
     from edge_client.network.generation import Generation
-    from tests.drivers.tiny import System
+    from tests.support.tiny import System
 
 pytestmark = pytest.mark.grpc
 
@@ -93,7 +93,7 @@ class Site:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[System, VerifierChannel]]:
         from edge_client.network.channel import VerifierChannel
-        from tests.drivers.tiny import running
+        from tests.support.tiny import running
 
         async with (
             asyncio.timeout(60),
@@ -111,7 +111,7 @@ def site(tmp_path: Path) -> Site:
 async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
     """A text whose first token has come, and the rest of it."""
     from edge_client.core.policies import make_policy
-    from tests.drivers.tiny import generation
+    from tests.support.tiny import generation
 
     run = generation(channel, None, TEXT, make_policy("off"))
     pieces = aiter(run)
@@ -121,7 +121,7 @@ async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
 
 async def ended_well(system: System, run: Generation, pieces: Any) -> None:
     """On the stream that it began on."""
-    from tests.drivers.tiny import EOS
+    from tests.support.tiny import EOS
 
     async for _ in pieces:
         pass

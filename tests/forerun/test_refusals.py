@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import main
-from tests.refusals import refuse
+from tests.support.refusals import refuse
 
 VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
 

@@ -29,9 +29,9 @@ from common.sampling import SamplingParams
 from common.wire.codec import decode_request, encode_response
 from common.wire.options import MAX_MESSAGE_BYTES
 from common.wire.status import to_status
-from tests.drivers.tiny import VOCABULARY
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_all_returned, check_status, no_complaint
+from tests.support.tiny import VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone, tiny_logits
 
 HONEST = 1  # its key

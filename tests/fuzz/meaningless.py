@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from common.acceptance import AcceptanceRule
 from common.pb import verifier_pb2 as pb
-from tests.drivers.tiny import VOCABULARY
 from tests.fuzz.cases import DEADLINES, ENDS, HURRY, LIMITS, STEPS, Case, Event, Send, Wait
+from tests.support.tiny import VOCABULARY
 from tests.worlds.models import VOCAB
 
 EDGES_32 = (0, 1, 2, VOCAB - 1, VOCAB, 31, 64, 65, 127, 128, 255, 256, 257, 511, 512, 513, 4095, 65535, 65536)

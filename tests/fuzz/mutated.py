@@ -15,10 +15,10 @@ from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from edge_client.core.policies import SyncPolicy, TreePolicy, TreeSettings
-from tests.drivers.tiny import VOCABULARY
 from tests.fuzz.cases import DEADLINES, ENDS, HURRY, LIMITS, Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.garbled import GARBLED
 from tests.fuzz.meaningless import REAL, TENANTS, TOKEN, WIDE, openings, proposals
+from tests.support.tiny import VOCABULARY
 from tests.worlds.models import TinyDrafter
 from tests.worlds.world import Edge, EdgeSpec, World, WorldSpec
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from cloud_verifier.identity.identity import Identity, IncomingCall, Who
 from common.errors import ForerunError
 from forerun.commands.dev_certs import KEY_ID, TokenKey
-from tests.drivers.town import AUDIENCE, ISSUER, Town
 from tests.fuzz import framed, meaningless
 from tests.fuzz.cases import DEADLINES, HURRY, Case, Credential
 from tests.fuzz.garbled import METHODS
+from tests.support.town import AUDIENCE, ISSUER, Town
 
 TENANT = "hostile"
 FOREIGN = TokenKey.new()

@@ -18,13 +18,13 @@ from common.privacy import Privacy
 from common.wire.codec import encode_response
 from common.wire.padding import pad
 from common.wire.status import Status, to_status
-from tests.drivers.town import Town
 from tests.fuzz import wire
 from tests.fuzz.cases import Case, Credential, Send
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_sentence, check_status
 from tests.fuzz.machine import HONEST, play
 from tests.fuzz.mutated import recorded
 from tests.fuzz.soak import LEGS, run
+from tests.support.town import Town
 
 FEW = {"machine": 40, "wire": 25}
 

@@ -25,12 +25,12 @@ from common.wire.status import Status
 from edge_client.core.policies import TreePolicy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import System, generation, running
-from tests.drivers.town import Town
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_all_returned, check_status, no_complaint
 from tests.fuzz.strangers import TENANT, UNSURE, Witness, authorization
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import System, generation, running
+from tests.support.town import Town
 from tests.worlds.models import TinyDrafter, target_alone
 
 Code = grpc.StatusCode

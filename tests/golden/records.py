@@ -21,7 +21,7 @@ from cloud_verifier.core.engine_protocol import StepPlan, TargetEngine
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.errors import ForerunError
-from common.messages import ClientMessage, Commit, Open, ServerMessage
+from common.messages import ClientMessage, Open, ServerMessage
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
 from edge_client.core import effects as edge_effects
@@ -33,6 +33,7 @@ from lab.tools.generate import known_metrics
 from simulator.files import read_experiment
 from simulator.schemes import SEARCHED, run_scheme
 from tests.golden.streams import responses
+from tests.support.played import played
 from tests.worlds.seeds import spec_of
 from tests.worlds.world import World, WorldSpec
 
@@ -182,14 +183,7 @@ def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
     scheduler = VerifyScheduler(engine.info, SchedulerConfig(recall=False, prefix_cache=False))
     sampling = SamplingParams(max_tokens=LENGTH, ignore_eos=True, temperature=0.0)
     scheduler.on_open(1, Open(prompt, sampling, engine.info.fingerprint), 0.0)
-    text, now = [*prompt], 0.0
-    while (plan := scheduler.next_step(now)) is not None:
-        now += 0.01
-        scheduler.on_step_done(engine.evaluate(plan), now)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                text += effect.message.tokens
-    return text
+    return [*prompt, *played(scheduler, engine)[1]]
 
 
 def texts() -> dict[str, str]:

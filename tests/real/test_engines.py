@@ -10,8 +10,8 @@ import pytest
 from cloud_verifier.llama.engine import LlamaEngine
 from common.sampling import SamplingParams
 from common.wire.describe import TokenTable
-from tests.drivers.served import written
 from tests.real.models import SLOTS, Alone
+from tests.support.served import written
 
 pytestmark = [pytest.mark.real, pytest.mark.llama, pytest.mark.grpc, pytest.mark.slow]
 

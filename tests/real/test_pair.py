@@ -19,8 +19,8 @@ from tests.clients.programs import FOLDER, IN_ITS_ENVIRONMENT
 from tests.conftest import REAL_MODELS, WHERE_PROGRAMS_ARE
 from tests.edge_client.draft.tiny_gguf import write_copy
 from tests.edge_client.test_daemon import PATIENCE, accepts, ready, start, wait_until
-from tests.ports import free_port
 from tests.real.test_stack import UNDRAFTED, Stack, text_of
+from tests.support.ports import free_port
 
 TARGET, DRAFT = REAL_MODELS / "qwen-1.5b.gguf", REAL_MODELS / "qwen-0.5b.gguf"
 

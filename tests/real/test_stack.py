@@ -18,8 +18,8 @@ import pytest
 from common.sampling import SamplingParams
 from tests.conftest import REAL_MODELS, SMOLLM2
 from tests.edge_client.test_daemon import PATIENCE, SCHEMA, Daemon, Process, ready, start
-from tests.ports import free_port
 from tests.real.models import Alone
+from tests.support.ports import free_port
 
 pytestmark = [
     *(pytest.mark.real, pytest.mark.llama, pytest.mark.api, pytest.mark.sdk),

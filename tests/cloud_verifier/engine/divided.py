@@ -28,7 +28,7 @@ from cloud_verifier.engine.probe import probe
 from tests.cloud_verifier.engine.conformance import random_target
 from tests.cloud_verifier.engine.families import SERVED_FAMILIES, Family
 from tests.cloud_verifier.engine.ranks import SIZE, wait_for
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 TOKENS = list(range(5, 30))
 

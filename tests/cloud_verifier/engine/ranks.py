@@ -28,7 +28,7 @@ from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks, follow,
 from common.errors import ForerunError, LocalError
 from common.sampling import SamplingParams
 from forerun.commands.tensor_parallel import pass_signals_on
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 KILLED = 9
 PATIENCE = 4.0

@@ -19,7 +19,7 @@ from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from tests.drivers.drafter_thread import DrafterThread
+from tests.support.drafter_thread import DrafterThread
 
 VOCAB = 97
 TABLE: tuple[bytes | None, ...] = tuple(b"token %d" % token for token in range(VOCAB))

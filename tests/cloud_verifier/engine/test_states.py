@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
@@ -19,7 +18,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.errors import CapacityError, UserError
-from common.messages import Commit, Open
+from common.messages import Open
 from edge_client.core.policies import GrowthPolicy, OffPolicy, TreePolicy
 from tests import wording
 from tests.cloud_verifier.engine.serving import (
@@ -35,6 +34,7 @@ from tests.cloud_verifier.engine.serving import (
     serve_by,
 )
 from tests.cloud_verifier.engine.tiny import Session, Slots, plain_greedy, target
+from tests.support.played import played
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
@@ -111,14 +111,9 @@ def test_a_cached_text_is_continued_at_its_end_without_reading_it_again() -> Non
 
 def alone(scheduler: VerifyScheduler, engine: TorchEngine, prompt: tuple[int, ...]) -> tuple[int, ...]:
     """Return the text that follows a prompt."""
-    scheduler.on_open(1 + scheduler.counters.num_opened, Open(prompt, GREEDY, PRINT), 0.0)
-    text = list[int]()
-    while (plan := scheduler.next_step(0.0)) is not None:
-        scheduler.on_step_done(engine.evaluate(plan), 0.0)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                text += effect.message.tokens
-    return tuple(text)
+    key = 1 + scheduler.counters.num_opened
+    scheduler.on_open(key, Open(prompt, GREEDY, PRINT), 0.0)
+    return tuple(played(scheduler, engine, step_time=0.0)[key])
 
 
 @pytest.mark.grpc

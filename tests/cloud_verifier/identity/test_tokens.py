@@ -14,19 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import Code, UserError
+from tests.support.call import Call
 
 pytest.importorskip("jwt")
 pytestmark = pytest.mark.grpc
-
-
-class Call:
-    """A context that has metadata."""
-
-    def __init__(self, *values: str) -> None:
-        self._metadata = tuple(("authorization", value) for value in values)
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
 
 
 @pytest.fixture(scope="module")

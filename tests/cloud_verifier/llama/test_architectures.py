@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.llama import trial
 from common.sampling import SamplingParams
 from tests.cloud_verifier.llama.test_engine import PROMPT, text_alone
-from tests.drivers.served import written
+from tests.support.served import written
 
 pytestmark = [pytest.mark.llama]
 

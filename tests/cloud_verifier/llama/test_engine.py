@@ -25,7 +25,7 @@ from common.grammar import json_schema_grammar
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from forerun.demo_pair import DRAFT_GGUF
-from tests.drivers.served import told, written
+from tests.support.served import told, written
 
 pytestmark = [pytest.mark.llama]
 

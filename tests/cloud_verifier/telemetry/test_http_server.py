@@ -23,8 +23,8 @@ from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from tests import wording
 from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, whole
-from tests.drivers.tiny import generation
-from tests.drivers.tiny import running as served
+from tests.support.tiny import generation
+from tests.support.tiny import running as served
 
 HOST = "127.0.0.1"
 

@@ -15,8 +15,8 @@ import pytest
 from common.errors import CapacityError, ForerunError, UnavailableError, UserError
 from common.llama.files import find_model, is_gguf, is_remote
 from tests import wording
-from tests.edge_client.small_server import Handler, serving
-from tests.hub import COMMIT, REPOSITORY, Hub, serving_hub
+from tests.support.hub import COMMIT, REPOSITORY, Hub, serving_hub
+from tests.support.small_server import Handler, serving
 
 MODEL = b"GGUF" + bytes(range(256)) * 4096  # a megabyte
 SHA256 = hashlib.sha256(MODEL).hexdigest()

@@ -13,8 +13,8 @@ from edge_client.api.security import Gate
 from edge_client.formats.dialect import Dialect
 from edge_client.texts.text_service import TextService, TextSettings
 from simulator.proxy.link import Link
-from tests.drivers.tiny import SlowTarget
 from tests.edge_client.api.world import Seats, World, world
+from tests.support.tiny import SlowTarget
 
 TOKEN = "a-token-of-the-tests"
 

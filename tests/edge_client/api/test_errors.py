@@ -22,9 +22,9 @@ from edge_client.formats.openai import ChatCompletion, tool_call
 from edge_client.network.verifiers import Verifiers
 from edge_client.texts.text_service import TextSettings
 from tests import wording
-from tests.drivers.tiny import TABLE, VOCABULARY
 from tests.edge_client.api.world import Filling, World, world
 from tests.fuzz.bodies import GOOD
+from tests.support.tiny import TABLE, VOCABULARY
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

@@ -15,8 +15,8 @@ import pytest
 from common.sampling import SamplingParams
 from edge_client.texts.text_service import TextSettings
 from simulator.proxy import Link
-from tests.drivers.tiny import EOS
 from tests.edge_client.api.world import LETTERS, Letters, Seats, World, alone, world
+from tests.support.tiny import EOS
 from tests.worlds.models import target_alone
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]

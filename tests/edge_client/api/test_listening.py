@@ -26,7 +26,7 @@ from tests import wording
 from tests.edge_client.api.served import TOKEN, Served, served
 from tests.edge_client.api.small_daemon import app
 from tests.edge_client.api.world import alone, events_of
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

@@ -30,9 +30,9 @@ from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.queue import Admission
 from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import TextService, TextSettings
-from tests.drivers.tiny import EOS, VOCABULARY, running
 from tests.edge_client.api.test_durable import filled
 from tests.edge_client.api.world import LETTERS, Letters, OneVerifier, Seats, events_of, world
+from tests.support.tiny import EOS, VOCABULARY, running
 from tests.worlds.models import target_alone
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]

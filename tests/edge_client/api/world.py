@@ -39,8 +39,8 @@ from edge_client.texts.device_metrics import metrics_page
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import TextService, TextSettings
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import EOS, VOCABULARY, System, running
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import EOS, VOCABULARY, System, running
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
 
 LETTERS = "~abcdef"

@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_client.fleet.document import Kill
 from tests.conftest import WHERE_PROGRAMS_ARE
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 TENANT, DEVICE = "acme", "pi-1"
 PATIENCE = 30.0

@@ -14,7 +14,7 @@ import pytest
 from common.errors import UnavailableError, UserError
 from edge_client.settings import FleetSection
 from tests.edge_client.fleet.broker import broker, until
-from tests.ports import refusing
+from tests.support.ports import refusing
 
 pytestmark = pytest.mark.broker
 

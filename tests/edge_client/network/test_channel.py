@@ -12,8 +12,8 @@ import pytest
 from common.errors import PeerError, UnavailableError
 from edge_client.network.channel import VerifierChannel, shares_machine
 from tests import wording
-from tests.drivers.tiny import running
 from tests.edge_client.odd_verifier import odd_verifier
+from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
 

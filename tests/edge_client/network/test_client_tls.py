@@ -23,7 +23,7 @@ from edge_client.network.client_tls import LiveClientTls, TlsSettings
 from edge_client.network.member import Health
 from edge_client.network.verifiers import Verifiers
 from tests import wording
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY, generation, running
+from tests.support.tiny import EOS, TABLE, VOCABULARY, generation, running
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
 pytestmark = pytest.mark.grpc

@@ -17,7 +17,7 @@ from common.wire.codec import encode_response
 from common.wire.padding import DOWN_BYTES
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import Held, Holding, VerifierChannel
-from tests.drivers.tiny import generation, running
+from tests.support.tiny import generation, running
 
 OFF, PADDED = Privacy
 

@@ -28,9 +28,9 @@ from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
 from simulator.proxy import Link, Timeout, both_ways
 from tests import wording
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
 from tests.edge_client.odd_verifier import odd_verifier
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import EOS, VOCABULARY, System, generation, running
 from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = pytest.mark.grpc

@@ -24,8 +24,8 @@ from edge_client.process.client import LocalClient, ServerEvent, client_of, conn
 from edge_client.process.paths import ensure_token
 from edge_client.process.run_file import this_process
 from tests import wording
-from tests.edge_client.small_server import Handler, serving
-from tests.ports import refusing
+from tests.support.ports import refusing
+from tests.support.small_server import Handler, serving
 
 
 def echo(request: Handler) -> None:

@@ -12,7 +12,7 @@ from common.sampling import SamplingParams
 from edge_client.core.effects import DraftRow, Expansion
 from edge_client.texts.alone import AloneRun
 from tests import wording
-from tests.drivers.drafter_thread import DrafterThread
+from tests.support.drafter_thread import DrafterThread
 from tests.worlds.models import TinyDrafter, target_alone
 
 PROMPT = (1, 2, 3)

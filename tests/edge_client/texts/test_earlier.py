@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import logging
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from common.prompt_lookup import PromptLookup, SharedTexts
 from edge_client.texts.earlier import SAVE_AFTER, EarlierTexts
+from tests.support.clock import Clock
 
 PRINT = b"print"
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def write_text(texts: EarlierTexts, *tokens: int) -> None:

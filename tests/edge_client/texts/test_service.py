@@ -22,8 +22,8 @@ from edge_client.network.generation import Generation
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import Orders, TextService, TextSettings
 from tests import wording
-from tests.drivers.tiny import VOCABULARY
 from tests.edge_client.api.world import Letters, OneVerifier, Seats
+from tests.support.tiny import VOCABULARY
 
 REQUEST = TextRequest((1, 2, 3), SamplingParams())
 

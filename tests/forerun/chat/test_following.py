@@ -28,7 +28,7 @@ from forerun.chat.following import Following, Overlap, read_events
 from tests import wording
 from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.world import alone
-from tests.ports import refusing
+from tests.support.ports import refusing
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

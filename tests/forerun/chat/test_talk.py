@@ -32,7 +32,7 @@ from forerun.chat.talk import (
 from tests import wording
 from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.world import alone
-from tests.edge_client.small_server import Handler, serving
+from tests.support.small_server import Handler, serving
 
 GREEDY = Asking(temperature=0.0, seed=1, max_tokens=20)
 

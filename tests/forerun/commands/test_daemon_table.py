@@ -8,7 +8,7 @@ from common.errors import PeerError
 from edge_client.process.client import LocalClient
 from forerun.commands.daemon_table import DaemonLook, as_json, look, paces, rows, screen
 from tests import wording
-from tests.edge_client.small_server import Handler, serving
+from tests.support.small_server import Handler, serving
 
 STATUS: dict[str, Any] = {
     "mode": "ahead",

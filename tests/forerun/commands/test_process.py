@@ -16,7 +16,7 @@ from edge_client.process.paths import ensure_token
 from edge_client.process.run_file import DaemonRecord, process_start, this_process
 from forerun.cli import main
 from tests import wording
-from tests.edge_client.small_server import Handler, serving
+from tests.support.small_server import Handler, serving
 
 pytestmark = pytest.mark.api  # platformdirs, of the `edge` extra
 

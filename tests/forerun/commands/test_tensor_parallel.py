@@ -59,7 +59,7 @@ def children(pid: int) -> set[int]:
 
 
 async def alone(engine: TorchEngine, table: Any, prompt: list[int]) -> list[list[int]]:
-    from tests.drivers.served import written
+    from tests.support.served import written
 
     return [(await written(engine, table, prompt, one, guesses=False))[0] for one in SAMPLINGS]
 
@@ -70,7 +70,7 @@ async def alone(engine: TorchEngine, table: Any, prompt: list[int]) -> list[list
 async def test_two_processes_write_what_one_writes_and_end_together() -> None:
     """Greedy and sampled. SIGTERM to rank 0 lets the other end with 0, too: else torchrun would not."""
     from cloud_verifier.engine.loading import load_engine
-    from tests.drivers.served import text_from
+    from tests.support.served import text_from
 
     engine, table = load_engine(TARGET, 1024, dtype="float32")
     prompt = engine.model.tokenize(PROMPT)

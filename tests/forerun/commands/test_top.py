@@ -12,8 +12,8 @@ from cloud_verifier.telemetry.http_server import HttpServer
 from forerun.cli import main
 from tests import wording
 from tests.cloud_verifier.telemetry.desk import ask, begin, make
-from tests.drivers.tiny import running
 from tests.forerun import beside
+from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
 

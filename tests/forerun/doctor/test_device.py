@@ -12,7 +12,7 @@ from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection
 from forerun.doctor.device import Level, check_daemon, check_disk, check_processor, check_python, check_token
-from tests.edge_client.small_server import Handler, serving
+from tests.support.small_server import Handler, serving
 
 
 @pytest.mark.llama

@@ -98,7 +98,7 @@ async def child(asked: ChildQuestion) -> DraftReport:
 @pytest.mark.llama
 @pytest.mark.grpc
 async def test_another_tokenizer_is_named_by_its_first_token(tiny: Path) -> None:
-    from tests.drivers.tiny import running
+    from tests.support.tiny import running
 
     async with running() as system:
         told = await child(ChildQuestion(path=str(tiny), context=512, address=system.address))

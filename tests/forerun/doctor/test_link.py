@@ -35,7 +35,7 @@ def level(found: LinkFound, what: str) -> Level:
 
 
 async def test_a_verifier_is_measured() -> None:
-    from tests.drivers.tiny import running
+    from tests.support.tiny import running
 
     async with running() as system:
         found = await link(system.address)
@@ -48,7 +48,7 @@ async def test_a_verifier_is_measured() -> None:
 
 
 async def test_fewer_slots_than_positions_are_told() -> None:
-    from tests.drivers.tiny import running
+    from tests.support.tiny import running
 
     async with running(num_slots=100) as system:
         found = await link(system.address)

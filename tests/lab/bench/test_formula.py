@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.scheduler import VerifyScheduler
-from common.messages import Commit, Open, Propose
+from common.messages import Open, Propose
 from common.sampling import SamplingParams
 from lab.bench.formula import FINGERPRINT, VOCAB_SIZE, FormulaEngine, formula_text
+from tests.support.played import played
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 
@@ -22,19 +22,14 @@ def written(
     """What a scheduler commits on the formula, each session with a chain proposed at its beginning."""
     engine = FormulaEngine(4096)
     scheduler = VerifyScheduler(engine.info)
-    texts: list[list[int]] = [[] for _ in prompts]
     for key, (prompt, chain) in enumerate(zip(prompts, proposals, strict=True)):
         sampling = SamplingParams(max_tokens=count, ignore_eos=True)
         scheduler.on_open(key + 1, Open(tuple(prompt), sampling, FINGERPRINT), 0.0)
         if chain:
             message = Propose(tuple(chain), bytes(len(chain)), anchor=len(prompt) - 1)
             scheduler.on_propose(key + 1, message, 0.0)
-    while (plan := scheduler.next_step(0.0)) is not None:
-        scheduler.on_step_done(engine.evaluate(plan), 0.0)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                texts[effect.session - 1] += effect.message.tokens
-    return texts
+    texts = played(scheduler, engine, step_time=0.0)
+    return [texts[key + 1] for key in range(len(prompts))]
 
 
 @settings(max_examples=25)  # each runs a scheduler

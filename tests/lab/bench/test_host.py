@@ -12,16 +12,7 @@ from common.messages import Close, Open
 from common.sampling import SamplingParams
 from lab.bench.formula import FINGERPRINT, FormulaEngine
 from lab.bench.host import Meter
-
-
-class Clock:
-    """Stands still unless it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 10.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 class Engine:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.__main__ import main
-from tests.refusals import refuse
+from tests.support.refusals import refuse
 
 CAPACITY = "bench capacity --target formula --drafts off"
 

@@ -127,7 +127,7 @@ class TinyStage:
     process. Verifiers stay; the daemon is stopped and made anew over the same journal."""
 
     def __init__(self, folder: Path) -> None:
-        from tests.ports import free_port
+        from tests.support.ports import free_port
 
         self.address = f"127.0.0.1:{free_port()}"
         self.links: list[Link] = []
@@ -139,7 +139,7 @@ class TinyStage:
 
     async def __aenter__(self) -> TinyStage:
         from simulator.proxy import Link
-        from tests.drivers.tiny import running
+        from tests.support.tiny import running
 
         for _ in range(2):
             system = await self._stack.enter_async_context(running(step_time=0.004))
@@ -201,8 +201,8 @@ class TinyStage:
         from edge_client.network.verifiers import Verifiers
         from edge_client.texts.resume import Journal
         from edge_client.texts.text_service import TextService, TextSettings
-        from tests.drivers.tiny import VOCABULARY
         from tests.edge_client.api.world import TEMPLATE, Letters, Seats
+        from tests.support.tiny import VOCABULARY
 
         stack = self._daemon = contextlib.AsyncExitStack()
         addresses = [str(link.address) for link in self.links]

@@ -26,22 +26,10 @@ from lab.demo_models import DRAFT_GGUF
 from simulator.figures import pace
 from simulator.link import LinkSpec
 from simulator.recordings import RecordedText
+from tests.support.clock import Clock
 
 SIZE, END = 50, 49
 INFO = TargetInfo("oracle", SIZE, 100, 64, (END,), b"")
-
-
-class Clock:
-    """Time that passes while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += max(seconds, 1e-5)
 
 
 def oracle(

@@ -34,9 +34,9 @@ from forerun_sglang.client import SglangClient
 from forerun_vllm.client import VllmClient
 from simulator.proxy import Link, rtt
 from tests import wording
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.tiny import EOS, TABLE, VOCABULARY, generation
 from tests.lab.integrations.engine import Choose, Engine, greedy, serving
+from tests.support.drafter_thread import DrafterThread
+from tests.support.tiny import EOS, TABLE, VOCABULARY, generation
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone, tiny_logits
 
 pytestmark = pytest.mark.grpc

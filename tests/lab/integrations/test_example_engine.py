@@ -20,7 +20,7 @@ from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from example_engine import LIMITS, PlainEngine, load
-from tests.drivers.drafter_thread import DrafterThread
+from tests.support.drafter_thread import DrafterThread
 
 pytestmark = [pytest.mark.torch, pytest.mark.grpc, pytest.mark.slow]
 

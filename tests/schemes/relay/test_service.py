@@ -23,9 +23,9 @@ from edge_client.network.generation import Generation
 from schemes.relay import service
 from schemes.relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
-from tests.drivers.drafter_thread import DrafterThread
-from tests.drivers.sleeping import SleepingChannel
-from tests.drivers.tiny import EOS, VOCABULARY, System, generation, running
+from tests.support.drafter_thread import DrafterThread
+from tests.support.sleeping import SleepingChannel
+from tests.support.tiny import EOS, VOCABULARY, System, generation, running
 from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = pytest.mark.grpc

@@ -20,7 +20,7 @@ from simulator.proxy.toxics import (
     ResetPeer,
     SettingsError,
 )
-from tests.ports import refusing
+from tests.support.ports import refusing
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -22,7 +22,7 @@ from common.sampling import SamplingParams
 from tests import wording
 from tests.cloud_verifier.engine.mistakes import mix_neighbours
 from tests.cloud_verifier.engine.tiny import from_config, plain_model
-from tests.drivers.served import written
+from tests.support.served import written
 
 pytestmark = [pytest.mark.torch, pytest.mark.quantized]
 

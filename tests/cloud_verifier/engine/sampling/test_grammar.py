@@ -184,7 +184,7 @@ async def test_a_text_fits_its_schema_with_drafts_and_without(
     from cloud_verifier.engine.engine import TorchEngine
     from common.grammar import json_schema_grammar
     from common.vocabulary import Vocabulary
-    from tests.drivers.served import written
+    from tests.support.served import written
 
     table = tuple(demo.token_table())
     engine = TorchEngine(demo, 1024, fingerprint=Vocabulary(table).fingerprint)

@@ -20,7 +20,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from lab import demo_models
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
-from tests.drivers.served import told
+from tests.support.served import told
 
 pytestmark = pytest.mark.torch
 

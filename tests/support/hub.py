@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.edge_client.small_server import Handler, serving
+from tests.support.small_server import Handler, serving
 
 COMMIT = "c0ffee" + "0" * 34
 REPOSITORY = "organisation/repository"

@@ -27,7 +27,7 @@ from edge_client.core.policies import GrowthPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.network.generation import Generation
-from tests.drivers.drafter_thread import DrafterThread
+from tests.support.drafter_thread import DrafterThread
 from tests.worlds.models import VOCAB, TinyDrafter, TinyTarget
 
 TABLE: tuple[bytes | None, ...] = tuple(b"token %d" % token for token in range(VOCAB))
