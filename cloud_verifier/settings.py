@@ -17,7 +17,6 @@ from typing import Any
 from cloud_verifier.core.engine_protocol import Judge
 from cloud_verifier.core.limits import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.core.rules import rule_of
-from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.live_files import read_bytes
 from common.config.merge import load_config, meant
@@ -28,10 +27,6 @@ from common.privacy import LEVELS, Privacy
 from common.wire.bounds import model_name
 from common.wire.options import host_and_port
 
-MAX_LIFETIME = 900.0
-"""Default for the longest remaining life of a token, in seconds. A leaked token soon expires, so no list of
-revoked tokens is needed."""
-
 TORCH_ONLY = (
     "device",
     "dtype",
@@ -39,10 +34,7 @@ TORCH_ONLY = (
     "drafter",
     "hint_at",
     "attention",
-    "cuda_graphs",
-    "warm_graphs",
     "compile",
-    "tile_rows",
     "tensor_parallel",
 )
 LLAMA_ONLY = ("gpu_layers", "tensor_split")
@@ -84,22 +76,29 @@ class TargetSection:
         None,
         "folder with config, tokenizer, safetensors, or hub id; or a GGUF file, for llama.cpp; required",
         form="a folder, a hub id or a GGUF file",
+        is_common=True,
     )
     name: str = setting("", "the model's name for edges; empty: the folder's name, or the hub id")
-    device: str = setting("cpu", "cpu, cuda or cuda:N")
+    device: str = setting("cpu", "cpu, cuda or cuda:N", is_common=True)
     dtype: str = setting(
         "auto",
         "auto, float32, bfloat16 or float16; auto: as stored on a GPU, and float32 on a CPU, or bfloat16 if "
         "the CPU computes in it and a bfloat16 model has 100 million parameters or more",
+        is_common=True,
     )
     quantize: str | None = setting(
         None,
         "int8 or float8: linear layers in 8 bits a weight; float8 needs --compile and a GPU of compute "
         "capability 8.9; both need the extra `quantized`",
         form="int8 or float8",
+        is_common=True,
     )
     threads: int = setting(
-        0, "threads of torch or llama.cpp; 0: torch's choice; all processors but one", unit="threads", low=0
+        0,
+        "threads of torch or llama.cpp; 0: torch's choice; all processors but one",
+        unit="threads",
+        low=0,
+        is_common=True,
     )
     gpu_layers: int | None = setting(
         None,
@@ -107,12 +106,14 @@ class TargetSection:
         unit="layers",
         low=0,
         unset="auto",
+        is_common=True,
     )
     tensor_split: str = setting(
         "",
         "shares of several GPUs in a GGUF target; empty: by their free memory",
         form="numbers as 3,1",
         check=_check_shares,
+        has_flag=False,
     )
     slots: int | None = setting(
         None,
@@ -121,6 +122,7 @@ class TargetSection:
         unit="slots",
         low=1,
         unset="auto",
+        is_common=True,
     )
     drafter: str | None = setting(
         None,
@@ -128,6 +130,7 @@ class TargetSection:
         "target's vocabulary, mtp, the prediction module of the target's checkpoint, exit:K, the target's "
         "first K layers, or exit, its first layers if they pay",
         form="a file, a folder, a hub id, mtp, exit or exit:K",
+        is_common=True,
     )
     hint_at: float = setting(
         0.0,
@@ -135,16 +138,13 @@ class TargetSection:
         "(docs/targets.md); 0: never",
         low=0.0,
         high=1.0,
+        has_flag=False,
     )
     step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
     attention: str = setting(
         "auto",
         "attention backend; auto: triton on a CUDA device, else torch_ref (docs/targets.md)",
         choices=ATTENTIONS,
-    )
-    cuda_graphs: bool = setting(True, "replay whole steps as CUDA graphs, on a CUDA device with triton")
-    warm_graphs: bool = setting(
-        True, "capture the graphs of all step sizes before serving, instead of each at its first use"
     )
     compile: bool = setting(
         False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/targets.md)"
@@ -154,14 +154,9 @@ class TargetSection:
         "compute every text bit for bit alike, whatever else is served; auto: of a GGUF target on a "
         "processor, apart from a prompt's earlier replies (docs/determinism.md)",
         unset="auto",
-    )
-    tile_rows: int = setting(
-        TILE_ROWS, "rows of every deterministic forward; another number gives other bits", unit="rows", low=1
+        is_common=True,
     )
     tensor_parallel: bool = setting(False, "divide the target among torchrun's processes")
-    patience: float = setting(
-        60.0, "silence of the other processes after which a process ends", unit="seconds", above=0.0
-    )
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -196,7 +191,7 @@ class TargetSection:
             )
         if self.hint_at and (self.compile or self.deterministic or self.tensor_parallel):
             raise UserError(
-                "--hint-at needs steps that run layer by layer on one device; leave --compile, "
+                "hint_at needs steps that run layer by layer on one device; leave --compile, "
                 "--deterministic and --tensor-parallel out"
             )
         if self.tensor_parallel and self.deterministic:
@@ -211,7 +206,7 @@ class TargetSection:
         usual = {each.name: each.default for each in fields(self)}
         for name in others:
             if getattr(self, name) != usual[name]:
-                flag = "--" + name.replace("_", "-")
+                flag = SCHEMA.by_name[f"target.{name}"].flag or name
                 kind = "a GGUF file, which llama.cpp runs" if self.is_gguf else "no GGUF file"
                 raise UserError(f"{flag} has no use here: the target is {kind}; leave {flag} out")
 
@@ -243,15 +238,24 @@ class ServerSection:
     """The server section sets the address for edges and what edges may request."""
 
     listen: str = setting(
-        "127.0.0.1:50051", "address for edges; port 0 picks one", form="HOST:PORT", check=_check_address
+        "127.0.0.1:50051",
+        "address for edges; port 0 picks one",
+        form="HOST:PORT",
+        check=_check_address,
+        is_common=True,
     )
     grace: float = setting(10.0, "time for sessions to leave after SIGTERM", unit="seconds", low=0.0)
     tls_cert: Path | None = setting(
-        None, "certificate chain in PEM; edges then need its CA; none: plain text", is_path=True
+        None,
+        "certificate chain in PEM; edges then need its CA; none: plain text",
+        is_path=True,
+        is_common=True,
     )
-    tls_key: Path | None = setting(None, "private key of the certificate, in PEM", is_path=True)
+    tls_key: Path | None = setting(
+        None, "private key of the certificate, in PEM", is_path=True, is_common=True
+    )
     tls_client_ca: Path | None = setting(
-        None, "CA in PEM that must have signed every edge's certificate", is_path=True
+        None, "CA in PEM that must have signed every edge's certificate", is_path=True, is_common=True
     )
     privacy: str = setting(
         Privacy.PADDED.title,
@@ -274,9 +278,6 @@ class ServerSection:
     )
     judge: Path | None = setting(
         None, "judge of the rule `judge`, made by `forerun judge train`", is_path=True
-    )
-    coupled_only: bool = setting(
-        False, "allow only the default acceptance rule, the coupled rule, which costs the server least"
     )
 
     def __post_init__(self) -> None:
@@ -307,8 +308,7 @@ class ServerSection:
 
     @property
     def rules(self) -> tuple[AcceptanceRule, ...]:
-        allowed = LOSSLESS[:1] if self.coupled_only else LOSSLESS
-        return tuple(dict.fromkeys((*allowed, *map(rule_named, self.allow_rule))))
+        return tuple(dict.fromkeys((*LOSSLESS, *map(rule_named, self.allow_rule))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +330,10 @@ class IdentitySection:
         None,
         "JWKS of public keys (EdDSA, ES256, RS256) for tokens that name the tenant; reread when it changes",
         is_path=True,
+        is_common=True,
     )
-    token_audience: str = setting("", "required `aud` claim of tokens; --token-keys needs it")
+    token_audience: str = setting("", "required `aud` claim of tokens; --token-keys needs it", is_common=True)
     token_issuer: str = setting("", "required `iss` claim of tokens; empty: any issuer with a key")
-    token_claim: str = setting("tenant", "claim that names the tenant")
-    token_lifetime: float = setting(
-        MAX_LIFETIME, "longest remaining life of an accepted token", unit="seconds", above=0.0
-    )
     tenant_limits: Path | None = setting(
         None, "TOML file with each tenant's quota; reread when it changes", is_path=True
     )
@@ -361,8 +358,6 @@ class IdentitySection:
                 "--token-keys needs --token-audience: without it a token for another service of the same "
                 "issuer would be accepted"
             )
-        if not self.token_claim:
-            raise UserError("--token-claim is empty; it must name the claim that holds the tenant")
         if self.token_audience and self.token_keys is None:
             raise UserError("--token-audience needs --token-keys: without keys no token can be checked")
         if self.denied is not None and not given:
@@ -380,11 +375,13 @@ class OperationsSection:
         "address of /metrics, /livez, /readyz and /sessions over plain HTTP; empty: off",
         form="HOST:PORT",
         check=_check_address,
+        is_common=True,
     )
     log_level: str | None = setting(
         None,
         "least level logged to standard error; unset: info for Forerun's modules, warning for libraries",
         choices=LOG_LEVELS,
+        is_common=True,
     )
     log_format: str = setting("text", "text lines, or a JSON object a line", choices=LOG_FORMATS)
     json: bool = setting(False, "print one line of JSON in place of sentences once the verifier listens")
@@ -415,7 +412,7 @@ class VerifierConfig:
                 "leave the rule out"
             )
         if AcceptanceRule.REFLECTIVE in self.server.rules and self.target.hint_at:
-            raise UserError("--hint-at and --allow-rule reflective exclude each other; leave one of them out")
+            raise UserError("hint_at and --allow-rule reflective exclude each other; leave one of them out")
 
     @property
     def scheduler(self) -> SchedulerConfig:

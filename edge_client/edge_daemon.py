@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RESUME_TTL = 300.0
+"""Seconds during which a broken stream can be resumed: a program's restart, or a change of networks."""
+
+RESPONSE_TTL = 86_400.0
+"""Seconds during which `previous_response_id` can name a response: a working day and its night."""
+
 LAST_WORDS = 1.0
 """Seconds for clients to read that the daemon stops, before their connections are cut."""
 
@@ -114,7 +120,7 @@ class EdgeDaemon:
         settings = ApiSettings(
             gate,
             max_body_bytes=config.api.max_body_bytes,
-            keep=config.api.resume_ttl,
+            keep=RESUME_TTL,
             limit=config.api.request_timeout,
             resumes=config.api.resume != "off",
         )
@@ -126,10 +132,10 @@ class EdgeDaemon:
             settings,
             status=page,
             ready=page.why_not_ready,
-            metrics=metrics_page(texts, reachable) if config.api.metrics else None,
+            metrics=metrics_page(texts, reachable),
             journal=Journal(make_private(self._paths.journal)) if durable else None,
             stored=StoredResponses(
-                config.api.response_ttl,
+                RESPONSE_TTL,
                 make_private(self._paths.responses) if durable else None,
                 MOST if config.api.resume != "off" else 0,
             ),

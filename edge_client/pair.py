@@ -124,7 +124,6 @@ def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSetting
     return TextSettings(
         seats=config.draft.seats,
         max_waiting=config.api.max_queue,
-        patience=config.verifier.patience,
         privacy=Privacy[config.verifier.privacy.upper()],
         priors=priors,
     )

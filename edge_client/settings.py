@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,6 +28,10 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernels' limit is 104 on macOS and 108 o
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 TOPIC_LEVEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
+
+file_setting = partial(setting, has_flag=False)
+"""Declares a setting that files and variables set, and no flag: no single start of the daemon needs another
+value."""
 
 # Checks of single settings ----------------------------------------------------------------------------------
 
@@ -134,11 +139,13 @@ class VerifierSection:
         form="HOST:PORT",
         check=_check_addresses,
         alias="--verifier",
+        is_common=True,
     )
     tls_ca: str = setting(
         "",
         "PEM file of the authorities that sign the verifiers' certificates; empty: the system's",
         is_path=True,
+        is_common=True,
     )
     tls_cert: str = setting("", "PEM file of this device's certificate, for mTLS", is_path=True)
     tls_key: str = setting("", "PEM file of the key of verifier.tls_cert", is_path=True)
@@ -147,10 +154,12 @@ class VerifierSection:
         "",
         "file of the token for verifiers that require one; read anew when it changes, sent only over TLS",
         is_path=True,
+        is_common=True,
     )
     insecure: bool = setting(
         False,
         "plain text to other machines, too; a verifier on this machine needs no TLS by default",
+        is_common=True,
     )
     privacy: str = setting(
         Privacy.PADDED.title,
@@ -164,9 +173,7 @@ class VerifierSection:
         "when no verifier answers: wait for one, show the draft model's text (marked), or fail the request",
         choices=("wait", "draft", "fail"),
         alias="--fallback",
-    )
-    patience: float = setting(
-        0.8, "time without a verifier until verifier.fallback applies", unit="seconds", low=0.0, high=DAY
+        is_common=True,
     )
 
     def __post_init__(self) -> None:
@@ -198,6 +205,7 @@ class DraftSection:
         form="a GGUF file, hf://organisation/repository/file.gguf, or an https:// address",
         is_path=True,
         alias="--draft",
+        is_common=True,
     )
     sha256: str = setting(
         "",
@@ -220,6 +228,7 @@ class DraftSection:
         low=0,
         high=512,
         alias="--threads",
+        is_common=True,
     )
     gpu_layers: int | None = setting(
         None,
@@ -229,6 +238,7 @@ class DraftSection:
         low=-1,
         high=2**15,
         alias="--gpu-layers",
+        is_common=True,
     )
     context: int | None = setting(
         None,
@@ -239,6 +249,7 @@ class DraftSection:
         low=1,
         high=2**31 - 1,
         alias="--context",
+        is_common=True,
     )
     seats: int = setting(
         8,
@@ -254,6 +265,7 @@ class DraftSection:
         low=-1.0,
         high=365 * DAY,
         alias="--keep-alive",
+        is_common=True,
     )
     drafting: bool = setting(
         True,
@@ -264,6 +276,7 @@ class DraftSection:
         True,
         "proposals copied from earlier in the same text, beside those of the draft model",
         alias="--recall",
+        is_common=True,
     )
     remember: int = setting(
         262_144,
@@ -282,6 +295,7 @@ class DraftSection:
         "indexes of your files, from which recall proposes; updated when the files change",
         form="a name given by `forerun index`, or the path of an index",
         alias="--index",
+        is_common=True,
     )
     policy: str = setting(
         "adaptive",
@@ -289,6 +303,7 @@ class DraftSection:
         "published scheme (docs/schemes.md)",
         check=_check_policy,
         alias="--policy",
+        is_common=True,
     )
     prior: str = setting(
         "",
@@ -296,7 +311,7 @@ class DraftSection:
         is_path=True,
         alias="--prior",
     )
-    power_steps_per_second: float = setting(
+    power_steps_per_second: float = file_setting(
         0.0,
         "most draft steps per second, to save the battery; 0: unlimited",
         unit="steps per second",
@@ -332,6 +347,7 @@ class ApiSection:
         form="HOST:PORT or unix:PATH",
         check=_check_listen,
         alias="--listen",
+        is_common=True,
     )
     token_file: str = setting(
         "",
@@ -362,22 +378,14 @@ class ApiSection:
         "reports it, or OpenAI's API (temperature 1, no filter)",
         choices=("model", "openai"),
     )
-    max_queue: int = setting(
+    max_queue: int = file_setting(
         64, "most requests that wait for a seat; the next is answered 429", unit="requests", low=0, high=2**16
     )
-    max_body_bytes: int = setting(
+    max_body_bytes: int = file_setting(
         4 * MEBIBYTE, "size of a request; a larger one is answered 413", unit="bytes", low=1024, high=2**30
     )
-    request_timeout: float = setting(600.0, "longest time of a completion", unit="seconds", low=0.1, high=DAY)
-    resume_ttl: float = setting(
-        300.0, "time during which a broken stream can be resumed", unit="seconds", low=0.0, high=7 * DAY
-    )
-    response_ttl: float = setting(
-        DAY,
-        "time during which previous_response_id can name a response",
-        unit="seconds",
-        low=0.0,
-        high=30 * DAY,
+    request_timeout: float = file_setting(
+        600.0, "longest time of a completion", unit="seconds", low=0.1, high=DAY
     )
     resume: str = setting(
         "memory",
@@ -385,7 +393,6 @@ class ApiSection:
         "on disk over restarts, or none",
         choices=("memory", "durable", "off"),
     )
-    metrics: bool = setting(True, "serve /metrics for Prometheus, which must send the token like any client")
     page: bool = setting(True, "serve the status page at /")
 
     def __post_init__(self) -> None:
@@ -404,27 +411,27 @@ class ApiSection:
 class FleetSection:
     """Configures the broker, by which an operator monitors and sets devices. It never delays a token."""
 
-    broker: str = setting(
+    broker: str = file_setting(
         "",
         "the MQTT broker; empty: none",
         form="mqtts://HOST:PORT or mqtt://HOST:PORT",
         check=_check_broker,
     )
-    tenant: str = setting("", "the first level of this fleet's topics", check=_check_topic_level)
-    device: str = setting(
+    tenant: str = file_setting("", "the first level of this fleet's topics", check=_check_topic_level)
+    device: str = file_setting(
         "", "this device's name; with a certificate, the name in that certificate", check=_check_topic_level
     )
-    ca: str = setting("", "PEM file of the broker's authorities; empty: the system's", is_path=True)
-    cert: str = setting("", "PEM file of this device's certificate", is_path=True)
-    key: str = setting("", "PEM file of the key of fleet.cert", is_path=True)
-    username: str = setting("", "user name at the broker, if it requires one")
-    password_file: str = setting("", "file of the password of fleet.username", is_path=True)
-    public_key: str = setting(
+    ca: str = file_setting("", "PEM file of the broker's authorities; empty: the system's", is_path=True)
+    cert: str = file_setting("", "PEM file of this device's certificate", is_path=True)
+    key: str = file_setting("", "PEM file of the key of fleet.cert", is_path=True)
+    username: str = file_setting("", "user name at the broker, if it requires one")
+    password_file: str = file_setting("", "file of the password of fleet.username", is_path=True)
+    public_key: str = file_setting(
         "",
         "Ed25519 public key that verifies the fleet's document; empty: every document is rejected",
         form="64 hex digits or a file",
     )
-    telemetry_interval: float = setting(30.0, "time between reports", unit="seconds", low=1.0, high=DAY)
+    telemetry_interval: float = file_setting(30.0, "time between reports", unit="seconds", low=1.0, high=DAY)
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -455,7 +462,9 @@ class FleetSection:
 class LogSection:
     """Configures the daemon's log, which never holds a prompt or a text."""
 
-    level: str = setting("info", "lowest level that is logged", choices=LOG_LEVELS, alias="--log-level")
+    level: str = setting(
+        "info", "lowest level that is logged", choices=LOG_LEVELS, alias="--log-level", is_common=True
+    )
     format: str = setting(
         "text", "plain lines, or a JSON object per line", choices=LOG_FORMATS, alias="--log-format"
     )
@@ -481,14 +490,14 @@ class ServiceSection:
         low=0.0,
         high=3600.0,
     )
-    watchdog: float = setting(
+    watchdog: float = file_setting(
         30.0,
         "time without a sign of life after which the daemon is restarted; 0: never",
         unit="seconds",
         low=0.0,
         high=3600.0,
     )
-    restart_delay: float = setting(
+    restart_delay: float = file_setting(
         2.0,
         "time before a failed daemon is started again",
         unit="seconds",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cloud_verifier.core.engine_protocol import Judge
@@ -35,11 +34,8 @@ def slots_that_fit(kv_bytes: int, max_positions: int, free: int | None, max_rows
 class SchedulerConfig:
     """Holds the limits of one verifier. The constructor checks each."""
 
-    max_sessions: int = setting(64, "sessions open at once", unit="sessions", low=1)
+    max_sessions: int = setting(64, "sessions open at once", unit="sessions", low=1, is_common=True)
     max_rows: int = setting(256, "nodes in one step, tips included, all sessions", unit="nodes", low=1)
-    max_nodes_per_session: int = setting(
-        16, "nodes of one session in one step, likeliest first", unit="nodes", low=1, key="max_nodes"
-    )
     prefill_chunk: int | None = setting(
         None,
         f"prompt tokens in one step, all sessions; longer steps delay every session; auto: {CHUNK}, and "
@@ -48,17 +44,8 @@ class SchedulerConfig:
         low=1,
         unset="auto",
     )
-    max_live_nodes: int = setting(
-        128, "live nodes of one session; further proposed nodes are dropped", unit="nodes", low=1
-    )
-    max_slowdown: float = setting(
-        0.02, "share of a session's token rate that other sessions' drafts may take", above=0.0, high=math.inf
-    )
     prefix_cache: bool = setting(
         True, "cache of ended sessions' KV, for sessions of the same tenant with the same beginning"
-    )
-    idle_timeout: float = setting(
-        300.0, "time a session without fill waits for a Propose", unit="seconds", above=0.0, high=math.inf
     )
     # Sessions without fill never get guesses.
     recall: bool = setting(False, "the verifier's own guesses, copied from earlier in the same text")
@@ -68,14 +55,19 @@ class SchedulerConfig:
         "users of a tenant infer each other's texts; 0: none",
         unit="tokens",
         low=0,
+        has_flag=False,
     )
     # Not settings: nobody has needed another number.
+    max_nodes_per_session: int = 16  # nodes in one step, likeliest first; a longer path seldom holds
+    max_live_nodes: int = 128  # of one session; further proposed nodes are dropped
+    max_slowdown: float = 0.02  # share of a session's token rate that other sessions' drafts may take
     max_context: int = 2**20  # KV slots of the sessions that decode in one step; more take turns
     max_prefill_slowdown: float = 1.75  # factor by which prompts may lengthen a step of other sessions
     # Tokens of a session's text whose slots are reserved when it is admitted. A longer text takes free slots,
     # or the youngest session is preempted and evaluated anew. Most texts end long before their max_tokens.
     promised_text: int = 512
     open_timeout: float = 10.0  # seconds in which a stream's first message must come
+    idle_timeout: float = 300.0  # seconds that a session without fill waits for a Propose
     stall_timeout: float = 60.0  # seconds that an edge may leave its messages unread
     rules: tuple[AcceptanceRule, ...] = (
         LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly

@@ -18,12 +18,15 @@ from typing import Any
 import jwt
 
 from cloud_verifier.identity.identity import TENANT, Who
-from cloud_verifier.settings import MAX_LIFETIME
 from common.config.live_files import LiveFiles, read_bytes
 from common.errors import Code, UserError
 
 ALGORITHMS = {("OKP", "Ed25519"): "EdDSA", ("EC", "P-256"): "ES256", ("RSA", ""): "RS256"}
 """Algorithms by a key's kind and curve. Shared secrets are excluded: a verifier could forge such tokens."""
+
+MAX_LIFETIME = 900.0
+"""Longest remaining life of an accepted token, in seconds. A leaked token soon expires, so no list of revoked
+tokens is needed."""
 
 KEYS = "the file of token keys"
 MAX_FILE_BYTES, MAX_KEYS = 256 * 1024, 64

@@ -22,6 +22,7 @@ from cloud_verifier.core.batching import most_rows
 from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
+from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.identity.server_tls import ServerTls
@@ -145,10 +146,9 @@ def load(
         dtype=target.dtype,
         device=target.device,
         quantization=target.quantize,
-        exact_rows=target.tile_rows if target.deterministic else 0,
+        exact_rows=TILE_ROWS if target.deterministic else 0,
         attention=target.attention,
-        cuda_graphs=target.cuda_graphs,
-        warm_rows=limits.max_rows if target.warm_graphs else 0,
+        warm_rows=limits.max_rows,
         max_rows=limits.max_rows,
         prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
@@ -257,9 +257,7 @@ def identity_of(section: IdentitySection) -> tuple[Identity, Mapping[str, LiveFi
         from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
-    rules = TokenRules(
-        section.token_audience, section.token_issuer, section.token_claim, section.token_lifetime
-    )
+    rules = TokenRules(section.token_audience, section.token_issuer)
     tokens = TokenIdentity(live_keys(section.token_keys), rules)
     return tokens, {**files, TOKEN_KEYS: tokens.keys}
 

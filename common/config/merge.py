@@ -171,7 +171,7 @@ def _of_flags(schema: Schema[Config], flags: Mapping[str, object]) -> Layer:
     layer: Layer = {}
     for name, given in flags.items():
         entry = schema.by_name[name]
-        origin = Origin(FLAG, entry.flags[0])
+        origin = Origin(FLAG, (*entry.flags, name)[0])
         layer[name] = (_at(origin, _of_flag, entry, given), origin)
     return layer
 

@@ -27,11 +27,13 @@ SHORT_FORMS = {
 
 
 def add_flags(parser: argparse.ArgumentParser, schema: Schema[Config], sections: Iterable[str] = ()) -> None:
-    """Add one option for each setting of these sections, or of all, in one group a section."""
+    """Add the options of these sections' settings, or of all. Rarely used ones follow in a second group."""
+    advanced = parser.add_argument_group("advanced options")
     for section in sections or schema.sections:
-        group = parser.add_argument_group(f"[{section}]")
         for entry in schema.of(section):
-            _add_flag(group, entry, is_flat=schema.is_flat)
+            if entry.flags:
+                group = parser if entry.setting.is_common else advanced
+                _add_flag(group, entry, is_flat=schema.is_flat)
 
 
 def flags_from(options: argparse.Namespace, schema: Schema[Config]) -> dict[str, object]:
@@ -58,7 +60,7 @@ class Flag(argparse.Action):
         setattr(namespace, self.entry.name, values)
 
 
-def _add_flag(group: argparse._ArgumentGroup, entry: Entry, *, is_flat: bool) -> None:
+def _add_flag(group: argparse._ActionsContainer, entry: Entry, *, is_flat: bool) -> None:
     """In a flat schema as options have always been: choices are argparse's, and what is off by default has no
     flag that turns it off."""
     names = list(entry.flags)
@@ -183,9 +185,10 @@ def _row(schema: Schema[Config], entry: Entry) -> str:
     for phrase, short in SHORT_FORMS.items():
         allowed = allowed.replace(phrase, short)
     meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
+    meaning += " (no option)" if schema.is_flat and not entry.flags else ""
     cells = [f"`{entry.key}`", f"`{default}`", allowed, meaning]
     if not schema.is_flat:
-        cells.append(f"`{entry.flags[0]}`")
+        cells.append(f"`{entry.flags[0]}`" if entry.flags else "none")
     return f"| {' | '.join(cells)} |"
 
 

@@ -41,6 +41,8 @@ class Setting:
     unset: str = ""  # the word that stands for None
     alone: str | None = None  # what the flag without a value stands for
     is_path: bool = False  # of a file: in a file's own folder unless it is absolute
+    is_common: bool = False  # its flag is in the first group of a command's help
+    has_flag: bool = True  # false: files and variables alone set it
 
 
 def setting(default: Value, meaning: str, **more: Any) -> Any:
@@ -58,7 +60,7 @@ class Entry:
     default: Value
     setting: Setting
     section: str = ""
-    flag: str = ""  # the option that sets it
+    flag: str = ""  # the option that sets it; empty: none
     variable: str = ""  # the environment variable that sets it
 
     @property
@@ -232,7 +234,7 @@ class Schema(Generic[Config]):
                     entry,
                     default=getattr(getattr(defaults, section), entry.field),
                     section=section,
-                    flag=f"--{name}".replace("_", "-"),
+                    flag=f"--{name}".replace("_", "-") if entry.setting.has_flag else "",
                     variable=f"{self.prefix}{name}".upper(),
                 )
 

@@ -9,12 +9,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from common.config.pages import Flag, add_flags, flags_from
+from common.config.pages import add_flags, flags_from
 from common.errors import UserError
 from edge_client.draft.prior_file import read_priors
 from edge_client.process.paths import EdgePaths
@@ -39,7 +39,7 @@ serves an OpenAI-compatible API on this machine. Point any tool at it:
 
 The daemon makes TOKEN_FILE; `forerun edge status` prints its name and the page's address (docs/edge.md).
 A file or the environment can also set every setting: `forerun edge config init` writes such a file
-(docs/edge_config.md). Below are the usual settings; --help-all lists all of them.
+(docs/edge_config.md), also those that have no option here.
 Without an action the daemon runs. The actions query, stop or install it."""
 
 logger = logging.getLogger(__name__)
@@ -67,28 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_fields(parser, ConfigOption)
     add_flags(parser, SCHEMA)
     parser.set_defaults(run=run)
-    rare = [each for each in parser._actions if isinstance(each, Flag) and not each.entry.setting.alias]
-    parser.add_argument(
-        "--help-all", action=HelpAll, rare=rare, help="show this message with the options of every setting"
-    )
-
-
-class HelpAll(argparse.Action):
-    """Hides the options `rare` from the usual help and shows them in its own."""
-
-    def __init__(
-        self, option_strings: Sequence[str], dest: str, rare: list[argparse.Action], help: str
-    ) -> None:
-        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
-        self._rare = [(each, each.help) for each in rare]
-        for each in rare:
-            each.help = argparse.SUPPRESS
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        for each, words in self._rare:
-            each.help = words
-        parser.print_help()
-        parser.exit()
 
 
 def run(options: argparse.Namespace) -> int:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 60.0
+"""Seconds of silence of the other processes after which a process ends. No step takes a minute, and the
+supervisor then starts the group again."""
+
 
 class GroupWatch:
     """Ends a service when its leader loses another rank, or a rank got a signal to end. A
@@ -64,7 +68,7 @@ def run_parallel(config: VerifierConfig, serve: Serve) -> int:
     """
     from cloud_verifier.engine.parallel import join, leave
 
-    ranks = join(config.target.device, config.target.patience)
+    ranks = join(config.target.device, PATIENCE)
     if not ranks.leads:
         pass_signals_on(ranks)
     ended_for = _load_and_run(config, ranks, serve)

@@ -48,6 +48,8 @@ WITH: dict[str, dict[str, Any]] = {
 }
 """What some settings cannot be given without."""
 
+SHARES = "x", "1;2", "-1,2", "inf"
+
 
 def values_of(entry: Entry) -> st.SearchStrategy[Any]:
     """Values that the setting can have alone, as a file has them."""
@@ -55,8 +57,7 @@ def values_of(entry: Entry) -> st.SearchStrategy[Any]:
     if entry.kind is bool:
         return st.booleans()
     if entry.kind is int:
-        low = 32 if entry.key == "max_live_nodes" else int(said.low or 0)
-        return st.integers(low, 2**30)
+        return st.integers(int(said.low or 0), 2**30)
     if entry.kind is float:
         high = min(said.high or 1e6, 1e6)
         return st.floats(said.low or said.above or 0.0, high, exclude_min=said.above is not None)
@@ -94,11 +95,11 @@ def test_every_way_to_give_a_setting_gives_the_equal_config(
     value = data.draw(values_of(entry))
     more = {**WITH.get(entry.key, {}), entry.key: value}
     by_key = {each.key: each for each in SCHEMA.entries}
-    words = [word for key, each in more.items() for word in flag_words(by_key[key], each)]
-    flags = by_flags(*words)
     environment = load_config(
         SCHEMA, {}, {by_key[key].variable: as_text(each) for key, each in more.items()}, []
     )
+    words = [word for key, each in more.items() for word in flag_words(by_key[key], each) if entry.flag]
+    flags = by_flags(*words) if entry.flag else environment
     path = tmp_path / "verifier.toml"
     tables = (
         f"{by_key[key].section}.{key} = {as_toml(tuple(each) if isinstance(each, list) else each)}\n"
@@ -114,7 +115,7 @@ def test_every_way_to_give_a_setting_gives_the_equal_config(
         tmp_path / value if entry.setting.is_path else found
     )
     assert (environment.origins[entry.name].layer, file.origins[entry.name].layer) == ("environment", "file")
-    if not {*more} & {*RAYS_OWN}:
+    if entry.flag and not {*more} & {*RAYS_OWN}:
         args = {"model": "m", **more}
         expected = by_flags("--listen", "127.0.0.1:0", *(() if "model" in more else ("--model=m",)), *words)
         assert from_ray(args) == expected.config
@@ -123,12 +124,12 @@ def test_every_way_to_give_a_setting_gives_the_equal_config(
 
 def test_each_layer_beats_those_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "verifier.toml"
-    path.write_text("[limits]\nmax_rows = 1\nmax_nodes = 1\nprefill_chunk = 1\n", encoding="utf-8")
-    monkeypatch.setenv("FORERUN_VERIFY_MAX_NODES", "2")
+    path.write_text("[limits]\nmax_rows = 1\nmax_sessions = 1\nprefill_chunk = 1\n", encoding="utf-8")
+    monkeypatch.setenv("FORERUN_VERIFY_MAX_SESSIONS", "2")
     monkeypatch.setenv("FORERUN_VERIFY_PREFILL_CHUNK", "2")
     limits = configured("--config", str(path), "--prefill-chunk", "3").limits
-    assert (limits.max_sessions, limits.max_rows) == (64, 1)
-    assert (limits.max_nodes_per_session, limits.prefill_chunk) == (2, 3)
+    assert (limits.max_rows, limits.max_sessions, limits.prefill_chunk) == (1, 2, 3)
+    assert configured().limits.max_sessions == 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_each_layer_beats_those_below_it(tmp_path: Path, monkeypatch: pytest.Mon
         (["--slots", "many"], {}, "", "--slots: target.slots"),
         (["--allow-rule", "any"], {}, "", "--allow-rule: server.allow_rule"),
         ([], {"FORERUN_VERIFY_GRASE": "1"}, "", "the environment variable FORERUN_VERIFY_GRASE"),
-        ([], {}, "[limits]\n\nmax_slowdown = -2\n", "{}:3: limits.max_slowdown"),
+        ([], {}, "[limits]\n\nmax_rows = 0\n", "{}:3: limits.max_rows"),
     ],
 )
 def test_what_cannot_be_is_told_with_its_place(
@@ -164,12 +165,10 @@ def test_what_cannot_be_is_told_with_its_place(
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
         (["--compile", "--deterministic", "--threads=1"], ["--compile", "--deterministic"]),
         (["--compile", "--tensor-parallel"], ["--compile", "--tensor-parallel"]),
-        (["--compile", "--hint-at=0.5"], ["--hint-at", "--compile"]),
         (["--quantize=float8"], ["--quantize float8", "--compile"]),
         (["--tensor-parallel", "--quantize=int8"], ["--quantize", "--tensor-parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),
         (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
-        (["--shared-texts=1", "--no-recall"], ["shared_texts", "recall"]),
         (["--allow-rule=judge"], ["--judge", "--allow-rule"]),
         (["--allow-rule=reflective", "--tensor-parallel"], ["--allow-rule reflective", "--tensor-parallel"]),
         (["--allow-rule=reflective", "--model=t.gguf"], ["--allow-rule reflective"]),
@@ -179,6 +178,21 @@ def test_what_cannot_be_is_told_with_its_place(
 def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) -> None:
     with pytest.raises(UserError) as caught:
         configured(*words)
+    assert [name for name in names if name not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"COMPILE": "true", "HINT_AT": "0.5"}, ["hint_at", "--compile"]),
+        ({"SHARED_TEXTS": "1", "RECALL": "false"}, ["shared_texts", "recall"]),
+        ({"MODEL": "folder", "TENSOR_SPLIT": "1,1"}, ["tensor_split"]),
+        *(({"MODEL": "target.gguf", "TENSOR_SPLIT": wrong}, ["tensor_split"]) for wrong in SHARES),
+    ],
+)
+def test_settings_without_a_flag_are_checked_alike(given: dict[str, str], names: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(SCHEMA, {}, {SCHEMA.prefix + name: value for name, value in given.items()}, [])
     assert [name for name in names if name not in str(caught.value)] == []
 
 
@@ -241,20 +255,13 @@ def test_the_verifier_itself_needs_no_ray() -> None:
         ("target.gguf", ["--device", "cuda"]),
         ("target.gguf", ["--dtype", "bfloat16"]),
         ("target.gguf", ["--drafter", "exit"]),
-        ("TARGET.GGUF", ["--tile-rows", "16"]),
+        ("TARGET.GGUF", ["--compile"]),
         ("folder", ["--gpu-layers", "3"]),
-        ("folder", ["--tensor-split", "1,1"]),
     ],
 )
 def test_a_setting_of_the_other_engine_is_refused(model: str, words: list[str]) -> None:
     with pytest.raises(UserError, match=words[0]):
         configured(*words, model=model)
-
-
-@pytest.mark.parametrize("shares", ["x", "1;2", "-1,2", "inf"])
-def test_shares_of_gpus_are_numbers(shares: str) -> None:
-    with pytest.raises(UserError):
-        configured(f"--tensor-split={shares}", model="target.gguf")
 
 
 def test_a_gguf_target_is_named_after_its_file() -> None:

@@ -168,7 +168,6 @@ def gpus_and_ranks_fit(view: View) -> None:
         assert is_parallel == ("--tensor-parallel" in pod.options), pod.owner
         processes = re.search(r"--nproc-per-node=(\d+)", command)
         assert not is_parallel or int(processes[1] if processes else 1) == int(gpus), pod.owner
-        assert not is_parallel or "--warm-graphs" not in pod.options
     for each in view.of("LeaderWorkerSet"):
         group = each["spec"]["leaderWorkerTemplate"]
         one, other = (group[key]["spec"]["containers"][0] for key in ("leaderTemplate", "workerTemplate"))

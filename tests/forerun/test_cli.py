@@ -58,18 +58,19 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     wording.keep(capsys.readouterr().err)
 
 
-def test_help_is_a_word_and_the_daemons_rare_options_are_shown_on_request(
+def test_help_is_a_word_and_rare_options_follow_in_a_group_of_their_own(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shown = list[str]()
-    for words in (["help", "edge"], ["edge", "--help"], ["edge", "--help-all"]):
+    for words in (["help", "edge"], ["edge", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 0
         shown.append(capsys.readouterr().out)
     assert shown[0] == shown[1]
-    assert "--service-watchdog" not in shown[1]
-    assert "--service-watchdog" in shown[2]
+    common, _, advanced = shown[0].partition("advanced options:")
+    assert "--draft" in common
+    assert "--draft-seats" in advanced
 
 
 def edge_words(draft: str) -> list[str]:
@@ -84,8 +85,6 @@ def edge_words(draft: str) -> list[str]:
             ["--allow-rule", "bild", "--allow-rule", "typical"],
             "coupled rejection block specinfer spectr spectr-ot bild typical",
         ),
-        (["--coupled-only"], "coupled"),
-        (["--coupled-only", "--allow-rule", "block"], "coupled block"),
     ],
 )
 def test_lossy_rules_are_allowed_by_name_only(options: list[str], rules: str) -> None:

@@ -13,7 +13,6 @@ VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev 
 
 REFUSED = f"""
 {VERIFY} --threads -1
-{VERIFY} --tile-rows 0
 {VERIFY} --deterministic
 {VERIFY} --listen 50051
 {VERIFY} --listen localhost:none

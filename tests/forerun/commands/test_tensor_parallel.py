@@ -105,7 +105,6 @@ async def test_another_rank_that_is_told_to_end_ends_the_group_in_order(tmp_path
     [
         [],
         ["--quantize", "int8"],
-        ["--patience", "0"],
     ],
 )
 def test_what_cannot_be_is_told_before_anything_is_loaded(
