@@ -113,7 +113,6 @@ class Chat:
     template: str
     bos_token: str = ""  # empty without one
     eos_token: str = ""
-    response_template: str = ""  # JSON, of the checkpoint; empty without one
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,6 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
                 chat_template=chat.template,
                 bos_token=chat.bos_token,
                 eos_token=chat.eos_token,
-                response_template=chat.response_template,
                 grammars=info.grammars,
                 max_session_positions=longest or None,
                 sampling_defaults=info.sampling_defaults,

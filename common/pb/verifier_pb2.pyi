@@ -304,7 +304,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, include_vocabulary: _Optional[bool] = ..., include_chat_template: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load", "chat_template", "bos_token", "eos_token", "grammars", "max_session_positions", "max_text_tokens", "sampling_defaults", "response_template", "repeats", "step_times")
+    __slots__ = ("protocol_version", "model", "vocab_size", "max_positions", "eos_token_ids", "fingerprint", "vocabulary", "acceptance_rules", "version", "load", "chat_template", "bos_token", "eos_token", "grammars", "max_session_positions", "max_text_tokens", "sampling_defaults", "repeats", "step_times")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -322,7 +322,6 @@ class DescribeResponse(_message.Message):
     MAX_SESSION_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_TEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
@@ -342,10 +341,9 @@ class DescribeResponse(_message.Message):
     max_session_positions: int
     max_text_tokens: int
     sampling_defaults: SamplingDefaults
-    response_template: str
     repeats: bool
     step_times: _containers.RepeatedCompositeFieldContainer[StepTime]
-    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., grammars: _Optional[bool] = ..., max_session_positions: _Optional[int] = ..., max_text_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., response_template: _Optional[str] = ..., repeats: _Optional[bool] = ..., step_times: _Optional[_Iterable[_Union[StepTime, _Mapping]]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., fingerprint: _Optional[bytes] = ..., vocabulary: _Optional[_Union[Vocabulary, _Mapping]] = ..., acceptance_rules: _Optional[_Iterable[_Union[AcceptanceRule, str]]] = ..., version: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., chat_template: _Optional[str] = ..., bos_token: _Optional[str] = ..., eos_token: _Optional[str] = ..., grammars: _Optional[bool] = ..., max_session_positions: _Optional[int] = ..., max_text_tokens: _Optional[int] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ..., repeats: _Optional[bool] = ..., step_times: _Optional[_Iterable[_Union[StepTime, _Mapping]]] = ...) -> None: ...
 
 class StepTime(_message.Message):
     __slots__ = ("rows", "time_us")

@@ -63,9 +63,6 @@ MAX_PIECE_BYTES = 4096
 MAX_TEMPLATE_BYTES = 2**18
 """UTF-8 bytes of a chat template; the longest known have some 30 kB."""
 
-MAX_RESPONSE_TEMPLATE_BYTES = 2**16
-"""UTF-8 bytes of a response template; the longest known have some 2 kB."""
-
 MAX_STEP_TIMES = 256
 """Sizes of a step with a time of their own; few are measured."""
 

@@ -51,7 +51,6 @@ class Description:
     max_session_positions: int | None = None  # longest prompt + text that is admitted; None: not told
     max_text_tokens: int | None = None  # longest text that the caller's quota allows; None: no limit
     sampling_defaults: SamplingDefaults = NO_ADVICE  # advised for requests that name no value
-    response_template: str = ""  # JSON, of the target's makers; empty as `chat_template`
     repeats: bool | None = None  # whether equal requests get equal texts, bit for bit; None: not told
     step_times: tuple[tuple[int, int], ...] = ()  # rows, rising, and us of such a step; empty: not measured
 
@@ -86,7 +85,6 @@ def encode_description(description: Description) -> pb.DescribeResponse:
         max_session_positions=description.max_session_positions,
         max_text_tokens=longest_text if longest_text is None else min(longest_text, bounds.MAX_POSITION),
         sampling_defaults=pb.SamplingDefaults(**description.sampling_defaults.advised),
-        response_template=description.response_template,
         repeats=description.repeats,
         step_times=[
             pb.StepTime(rows=rows, time_us=min(time, MAX_US)) for rows, time in description.step_times
@@ -126,9 +124,6 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         max_session_positions=_optional_count(response, "max_session_positions"),
         max_text_tokens=_optional_count(response, "max_text_tokens"),
         sampling_defaults=_decode_defaults(response.sampling_defaults),
-        response_template=bounds.page(
-            "describe.response_template", response.response_template, bounds.MAX_RESPONSE_TEMPLATE_BYTES
-        ),
         repeats=response.repeats if response.HasField("repeats") else None,
         step_times=_decode_step_times(response.step_times),
     )

@@ -30,7 +30,7 @@ from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.contents import Contents, strings
 from edge_client.formats.detokenizer import spelled
 from edge_client.formats.dialect import Dialect, Heading, Usage
-from edge_client.formats.families import HERMES_CALLS, family_of, reading
+from edge_client.formats.families import HERMES_CALLS, family_of
 from edge_client.formats.fields import Fields, are_token_ids
 from edge_client.formats.infill import Gap, Infill
 from edge_client.formats.message import MessageForm
@@ -264,13 +264,7 @@ class TextEndpoints:
 
     def _style(self, template: ChatTemplate) -> CallStyle:
         """Return how the target is shown messages and tools, in the first case after some renderings."""
-        return call_style(template, self._controls, self._own_reading)
-
-    @property
-    def _own_reading(self) -> str:
-        """Return the response template of the target's makers; empty without one."""
-        described = self.texts.verifiers.best()
-        return described.response_template if described is not None else ""
+        return call_style(template, self._controls)
 
     @cached_property
     def _controls(self) -> Controls:
@@ -362,10 +356,10 @@ class TextEndpoints:
         return tokens, await asyncio.to_thread(self._form, chat, text.replace(mark, "") if mark else text)
 
     def _form(self, chat: ChatPrompt, prompt: str) -> MessageForm:
-        """Return how the answer to a chat is read: as the target's makers say, else as its family writes."""
+        """Return how the answer to a chat is read: as the target's family writes."""
         chat_source = self.chat_template()
         tools = [each.to_json() for each in chat.tools.callable]
-        template = reading(chat_source.source, self._own_reading)
+        template = family_of(chat_source.source).template(chat_source.source)
         if tools and not self._style(chat_source).is_own:
             template = {**template, "fields": {**template["fields"], "tool_calls": HERMES_CALLS}}
         return MessageForm(template, load_template(template).prefix(prompt), tools)

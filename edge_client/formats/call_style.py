@@ -15,7 +15,7 @@ from common.errors import PeerError, UserError
 from edge_client.formats.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.formats.chat_template import ChatTemplate, CostlyTemplateError
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import reading
+from edge_client.formats.families import family_of
 from edge_client.formats.json_text import json_text
 from edge_client.formats.message import Json, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
@@ -105,12 +105,9 @@ class CallStyle:
 
 
 @lru_cache(maxsize=8)
-def call_style(template: ChatTemplate, controls: Controls, own_reading: str = "") -> CallStyle:
+def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     """Return how a target is shown messages and tools. Renders its template some twenty times, but not again
-    after one that took all its time.
-
-    `own_reading` is the response template of the target's makers, if there is one.
-    """
+    after one that took all its time."""
     probes = _Probes(template)
     syntax = find_syntax(probes.render, controls)
     user: Json = {"role": "user", "content": "hello"}
@@ -119,7 +116,7 @@ def call_style(template: ChatTemplate, controls: Controls, own_reading: str = ""
     function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
     call = {"id": IDS[0], "type": "function", "function": function}
     called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
-    how = reading(template.source, own_reading)
+    how = family_of(template.source).template(template.source)
     if syntax is not None and not _is_read(probes, controls, [user, called], how):
         syntax = None
     style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(probes.render, called))

@@ -112,8 +112,6 @@ def arguments_text(value: Any, properties: Properties) -> str:
 def coerce(value: Any, schema: Any) -> Any:
     """Return a value of the schema's type for the text of one; anything else unchanged."""
     types = types_of(schema)
-    if isinstance(value, list) and types and "array" not in types:  # of a key that was written twice
-        return [coerce(each, schema) if isinstance(each, str) else each for each in value]
     if not isinstance(value, str):
         return value
     for kind in types:
@@ -212,19 +210,10 @@ READERS: dict[str, Callable[[str], Any]] = {
 # Parsers ----------------------------------------------------------------------------------------------------
 
 
-def _text(text: str, args: Json) -> str:
-    return text.strip() if args.get("strip", True) else text
-
-
 def _json(text: str, args: Json) -> Any:
     """Read JSON. Its strings may have marks of their own, and its keys no quotes, if `args` say so."""
     pairs, bare_keys = args.get("string_delims", []), args.get("unquoted_keys", False)
-    try:
-        return read_json(_plain_json(text, pairs, bare_keys) if pairs or bare_keys else text)
-    except (ValueError, RecursionError) as error:
-        if args.get("allow_non_json"):
-            return _text(text, args)
-        raise ValueError(str(error)) from error
+    return read_json(_plain_json(text, pairs, bare_keys) if pairs or bare_keys else text)
 
 
 def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> str:
@@ -265,16 +254,7 @@ def _xml_inline(text: str, args: Json) -> Json:
     A value ends at the first mark of an end, even within a string in JSON: such a notation (Qwen 3.5, GLM)
     has no escapes, and its text does not say whether a value is JSON.
     """
-    values: Json = {}
-    for match in _tags(args, text):
-        key, value = match["key"], _value(match["value"] or "", args)
-        if key in values and args.get("merge_duplicates"):
-            if isinstance(before := values[key], list):
-                before.append(value)
-                continue
-            value = [before, value]
-        values[key] = value
-    return values
+    return {match["key"]: match["value"] or "" for match in _tags(args, text)}
 
 
 def _tags(args: Json, text: str) -> list[regex.Match[str]]:
@@ -295,28 +275,10 @@ def is_whole(region: Region, body: str) -> bool:
     return bool(tags) and not any(body[a:b].strip() for a, b in zip(ends, starts, strict=True))
 
 
-def _kv_lines(text: str, args: Json) -> Json:
-    separator, values = args.get("kv_sep", ":"), Json()
-    for line in text.split(args.get("line_sep", "\n")):
-        key, is_pair, value = _text(line, args).partition(separator)
-        if is_pair:
-            values[_text(key, args)] = _value(_text(value, args), args)
-    return values
-
-
-def _value(text: str, args: Json) -> Any:
-    inner = args.get("value_parser")
-    return text if inner is None else PARSERS[inner.get("name", "text")](text, inner.get("args", {}))
-
-
 PARSERS: dict[str, Callable[[str, Json], Any]] = {
-    "text": _text,
-    "int": lambda text, args: int(_text(text, args)),
-    "float": lambda text, args: _finite(_text(text, args)),
-    "bool": lambda text, args: _text(text, args).lower() in ("true", "1"),
+    "text": lambda text, args: text.strip(),
     "json": _json,
     "xml-inline": _xml_inline,
-    "kv-lines": _kv_lines,
 }
 
 

@@ -1,6 +1,6 @@
 """Knows families of models by the marks in their chat templates: how they write, and what they want to get.
 
-A family's `template` is a `response_template` of transformers 5.23, for checkpoints that bring none. The
+A family's `template` is a `response_template` of transformers 5.23. The
 marks are facts of the models' own chat templates, as they are on the Hugging Face hub.
 """
 
@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from edge_client.formats.response_template import read_template
 
 Json = dict[str, Any]
 
@@ -278,8 +276,3 @@ FAMILIES = (
 def family_of(source: str) -> Family:
     """Return the family of a chat template."""
     return next(each for each in FAMILIES if any(mark in source for mark in each.marks))
-
-
-def reading(source: str, own: str) -> Json:
-    """Return the response template of a model with this chat template: `own`, else its family's."""
-    return read_template(own) or family_of(source).template(source)

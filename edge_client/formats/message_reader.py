@@ -44,7 +44,7 @@ KEPT = 256
 
 
 class MessageReader:
-    """Reads one text in pieces, as a form says. The constructor raises `PeerError` for a malformed template.
+    """Reads one text in pieces, as a form says.
 
     The parts so far are a function of the text so far: it is read character by character, so they do not
     depend on where the pieces were cut. Text that is no reasoning and no call is content. So is a call that
@@ -79,7 +79,7 @@ class MessageReader:
         for region in (*self._regions, outside):
             if region is not None and region.name != CALLS:
                 trimmed = self._reasoning if region.name in REASONING else self._content
-                trimmed.join, trimmed.strips = region.join, region.strips
+                trimmed.join = region.join
         if template is not None and form.prefix:
             self._read(_Source(TextSpan(form.prefix, None, 0), is_hidden=True))
 
@@ -477,7 +477,6 @@ class _Trimmed:
     sink: _Sink
     kind: _TextKind
     join: str | None = None  # between the texts of two regions
-    strips: bool = True
     _blank: list[_Piece] = field(default_factory=list)  # white space that may be the region's last
     _gap: list[_Piece] = field(default_factory=list)  # white space at the end of the region before
     _is_open: bool = False  # the region has shown text
@@ -486,7 +485,7 @@ class _Trimmed:
     def add(self, pieces: Sequence[_Piece], is_verbatim: bool) -> None:
         """Add text. With `is_verbatim` no white space is dropped at the region's beginning."""
         for source, text in pieces:
-            core = text.strip() if self.strips else text
+            core = text.strip()
             if not core:
                 self._blank.append((source, text))
                 continue
@@ -504,7 +503,7 @@ class _Trimmed:
 
     def finish(self, is_verbatim: bool) -> None:
         """End the text."""
-        if is_verbatim or not self.strips:
+        if is_verbatim:
             self.sink.show(self.kind, self._blank)
         elif self._is_open:  # the end token
             self.sink.show(self.kind, [each for each in self._blank if not each[1]])

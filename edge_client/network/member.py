@@ -16,7 +16,7 @@ from edge_client.network.addresses import VerifierAddress
 from edge_client.network.channel import OWN_CONNECTION, Held, VerifierChannel
 from edge_client.network.client_tls import TlsSettings, explain
 
-TOLD_ONCE = ("chat_template", "bos_token", "eos_token", "response_template")
+TOLD_ONCE = ("chat_template", "bos_token", "eos_token")
 """Fields of a description that a verifier is asked for on a new connection only."""
 
 PROBE_TIME = 1.8
@@ -227,4 +227,4 @@ class VerifierMember:
 
 def _small(told: Description) -> Description:
     """Return a description without its large parts and its load."""
-    return replace(told, load=None, chat_template="", bos_token="", eos_token="", response_template="")
+    return replace(told, load=None, chat_template="", bos_token="", eos_token="")

@@ -185,16 +185,11 @@ async def test_describe_health_and_reflection_answer() -> None:
 
 @pytest.mark.parametrize("asked", [True, False])
 async def test_a_chat_template_is_told_to_those_who_ask(asked: bool) -> None:
-    chat = Chat("{{ messages }}", "<s>", "</s>", "{}")
+    chat = Chat("{{ messages }}", "<s>", "</s>")
     async with running(chat=chat) as system, VerifierChannel(system.address) as channel:
         description = await channel.describe(include_chat_template=asked)
-    expected = ("{{ messages }}", "<s>", "</s>", "{}") if asked else ("", "", "", "")
-    assert (
-        description.chat_template,
-        description.bos_token,
-        description.eos_token,
-        description.response_template,
-    ) == expected
+    expected = ("{{ messages }}", "<s>", "</s>") if asked else ("", "", "")
+    assert (description.chat_template, description.bos_token, description.eos_token) == expected
     assert description.grammars
     assert description.vocabulary is None
 

@@ -5,7 +5,6 @@ transformers reads the files. Neither weights nor torch are needed.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -33,7 +32,7 @@ from common.errors import UserError
 from common.grammar import Tokens
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 from common.vocabulary import Vocabulary
-from common.wire.bounds import MAX_RESPONSE_TEMPLATE_BYTES, MAX_TEMPLATE_BYTES
+from common.wire.bounds import MAX_TEMPLATE_BYTES
 from common.wire.describe import TokenTable
 
 logger = logging.getLogger(__name__)
@@ -106,16 +105,7 @@ class TargetCheckpoint:
             logger.warning("target %s: its chat template is too long and is left out", self.name)
             return None
         bos, eos = (getattr(self._tokenizer, f"{kind}_token", None) for kind in ("bos", "eos"))
-        return Chat(template, str(bos or ""), str(eos or ""), self._response_template())
-
-    def _response_template(self) -> str:
-        """Return the tokenizer's response template as JSON; empty without one, and if it is too long."""
-        found: Any = getattr(self._tokenizer, "response_template", None)
-        told = json.dumps(found, ensure_ascii=False) if isinstance(found, dict) and found else ""
-        if len(told.encode()) > MAX_RESPONSE_TEMPLATE_BYTES:
-            logger.warning("target %s: its response template is too long and is left out", self.name)
-            return ""
-        return told
+        return Chat(template, str(bos or ""), str(eos or ""))
 
     def grammar_tokens(self) -> Tokens:
         """Return the tokens' bytes, for grammars. Takes seconds for a large vocabulary; raises `UserError` if

@@ -24,7 +24,7 @@ from edge_client.formats.call_grammar import CallGrammars, Thought, request_gram
 from edge_client.formats.call_style import CallStyle, call_style
 from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import HERMES_CALLS, THINK, WITH_NAME, family_of
+from edge_client.formats.families import HERMES_CALLS, THINK, family_of
 from edge_client.formats.message import Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
@@ -525,12 +525,7 @@ def test_a_notation_that_is_not_read_is_not_used() -> None:
     )
     odd += "{{- call.arguments | tojson + '</odd>' }}{%- endfor %}"
     template = ChatTemplate(CHATML.replace("@", odd), {})
-    calls: Json = {"open_pattern": "<odd>(?P<name>[^=]+)=", "close": "</odd>", "content": "json"}
-    fields = {"content": {}, "tool_calls": {**calls, "transform": WITH_NAME}}
-    own = json.dumps({"start_anchor": "<|im_start|>assistant\n", "fields": fields})
-    controls = known("qwen3")[0].controls
-    assert not call_style(template, controls).is_own
-    assert call_style(template, controls, own).is_own
+    assert not call_style(template, known("qwen3")[0].controls).is_own
 
 
 def test_probes_of_a_template_that_writes_too_much_are_not_examined() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import CapacityError, PeerError
 from common.messages import TokenLogprobs
 from edge_client.formats.call_values import properties_of, types_of
 from edge_client.formats.detokenizer import TextSpan, TokenOrigin
@@ -21,7 +19,7 @@ from edge_client.formats.families import family_of, short_id
 from edge_client.formats.json_scanner import JsonScanner
 from edge_client.formats.message import ArgumentsAdded, CallBegun, ContentAdded, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
-from edge_client.formats.response_template import bounded, load_template, read_template
+from edge_client.formats.response_template import bounded, load_template
 from tests.edge_client.formats.written_messages import (
     GEMMA_4,
     GLM,
@@ -37,12 +35,6 @@ from tests.edge_client.formats.written_messages import (
 )
 
 PLAIN_START = {"start_anchor": "@"}
-
-
-TAGS_WITHIN: Json = {
-    "value_parser": {"name": "xml-inline", "args": {"tag_pattern": "(?P<key>a)(?P<value>b)"}}
-}
-"""A pattern that would be run for each value."""
 
 
 def form_of(sample: Sample, tools: Sequence[Json] = TOOLS) -> MessageForm:
@@ -330,86 +322,6 @@ def test_white_space_counts_in_a_text_without_regions_only() -> None:
 FIELDS: Json = {"content": {}}
 
 
-@pytest.mark.parametrize(
-    "template",
-    [
-        [],
-        {},
-        {"fields": FIELDS},
-        {**PLAIN_START, "fields": FIELDS, "more": 1},
-        {**PLAIN_START, "start_anchor_pattern": "@", "fields": FIELDS},
-        {**PLAIN_START, "fields": {"content": {}, "thinking": {}}},
-        {**PLAIN_START, "fields": {"a": {"open_pattern": "("}}},
-        {**PLAIN_START, "fields": {"a": {"open_pattern": "a" * 2049}}},
-        {**PLAIN_START, "fields": {"a": {"open": "a", "content": "xml-inline"}}},
-        {**PLAIN_START, "fields": {"a": {"open": "a", "transform": {"b": "x{content}"}}}},
-        {**PLAIN_START, "fields": {"a": {"open": "a", "transform": ["{content}"] * 17}}},
-        {
-            **PLAIN_START,
-            "fields": {
-                "a": {"open": "a", "content": "json", "content_args": {"string_delims": [["a", "b"]] * 9}}
-            },
-        },
-        {**PLAIN_START, "fields": {"a": {"open": "a", "content": "kv-lines", "content_args": TAGS_WITHIN}}},
-    ],
-)
-def test_a_malformed_template_is_refused_and_ignored(template: Any) -> None:
-    with pytest.raises(PeerError, match="response template"):
-        load_template(template)
-    assert read_template(json.dumps(template)) is None
-
-
-@pytest.mark.parametrize("source", ["", "{", "[" * 5000, "3"])
-def test_what_is_no_template_is_none(source: str) -> None:
-    assert read_template(source) is None
-
-
-COUNTED = "(?:(?:(?:(?:a{1000}){1000}){1000}){1000})"
-HUGE = (
-    COUNTED,
-    "|".join(["(?:ab{9999}){99}"] * 99),
-    "(?<=" + COUNTED + ")b",
-)
-"""Patterns that take gigabytes when they are compiled."""
-
-
-@pytest.mark.parametrize("pattern", HUGE)
-@pytest.mark.parametrize("place", ["start", "open", "close", "tags"])
-def test_a_pattern_too_large_to_compile_costs_this_process_nothing(pattern: str, place: str) -> None:
-    tags = {"tag_pattern": f"(?P<key>a)(?P<value>{pattern})"}
-    template: Json = {
-        "start": {"start_anchor_pattern": pattern, "fields": FIELDS},
-        "open": {**PLAIN_START, "fields": {"content": {"open_pattern": pattern}}},
-        "close": {**PLAIN_START, "fields": {"content": {"close_pattern": pattern}}},
-        "tags": {
-            **PLAIN_START,
-            "fields": {"a": {"open": "a", "content": "xml-inline", "content_args": tags}},
-        },
-    }[place]
-    before, begun = (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        resource.getrusage(resource.RUSAGE_CHILDREN),
-    )
-    assert read_template(json.dumps(template)) is None
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000, "KiB"
-    assert after.ru_utime - begun.ru_utime < 5, "seconds of a processor"
-
-
-def test_an_honest_template_passes_its_trial() -> None:
-    for sample in SAMPLES.values():
-        assert read_template(json.dumps(sample.template)) == sample.template
-
-
-def test_a_machine_too_busy_for_the_trial_refuses_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = json.dumps({"start_anchor": "busy", "fields": FIELDS})
-    with monkeypatch.context() as patch:
-        patch.setattr("common.child.START_PATIENCE", 0.0)
-        with pytest.raises(CapacityError):
-            read_template(source)
-    assert read_template(source) == json.loads(source)
-
-
 SLOW, STUCK = "(a|a|aa)+b[^x]", "a" * 40 + "bx"
 """A pattern, and a text for which it takes years."""
 
@@ -457,21 +369,6 @@ def test_a_call_without_an_end_is_read_in_linear_time(body: str) -> None:
     for end in ("", "<tool_call|>"):
         assert cost_of(form, *(text[at : at + 4] for at in range(0, len(text), 4)), end) < 8
     assert said(read(form, text))[2] == []
-
-
-def test_a_key_that_is_written_often_costs_linear_time() -> None:
-    args = {"tag_pattern": "(?P<key>a)(?P<value>b?)", "merge_duplicates": True}
-    shape = {"name": "f", "arguments": "{content}"}
-    call: Json = {
-        "open": "<",
-        "close": ">",
-        "content": "xml-inline",
-        "content_args": args,
-        "transform": shape,
-    }
-    form = MessageForm({**PLAIN_START, "fields": {"tool_calls": call}}, "", TOOLS)
-    assert read(form, "<aaab>").calls[0].arguments == '{"a": ["", "", "b"]}'
-    assert cost_of(form, f"<{'a' * 100_000}>") < 4
 
 
 def test_a_transform_cannot_multiply_a_text_beyond_bounds() -> None:

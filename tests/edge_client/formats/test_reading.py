@@ -31,7 +31,6 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Genève", "d
 BEGUN = "<think>\n"
 THINKS = TEMPLATE + "{{ '<think>\n' }}"
 ANSWER = f"Let me see.\n</think>\n\nI look.\n{CALL}"
-HUGE = "(?:(?:(?:a{1000}){1000}){1000})"
 ARGUMENTS = '{"city": "Genève", "days": 3}'
 
 
@@ -79,24 +78,6 @@ async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_b
     for text, fits in (("hm</think>\n\n{", True), ("hm</think>\n\nhm", False)):
         path = np.array(letters.read(text), np.int32)
         assert (matcher.allowed(path) is not None) == fits
-
-
-# A verifier's own template ----------------------------------------------------------------------------------
-
-
-async def test_a_verifiers_own_template_is_preferred() -> None:
-    async with world() as found:
-        before = (await found.chat(ignore_eos=True))["choices"][0]["message"]["content"]
-        fields = {"thinking": {"open": before[0]}, "content": {}}
-        found.describe(response_template=json.dumps({"start_anchor": "none", "fields": fields}))
-        message = (await found.chat(ignore_eos=True))["choices"][0]["message"]
-        for ignored in (
-            "{}",
-            json.dumps({"start_anchor": "none", "fields": {"content": {"close_pattern": HUGE}}}),
-        ):
-            found.describe(response_template=ignored)
-            assert (await found.chat(ignore_eos=True))["choices"][0]["message"]["content"] == before
-    assert (message["content"], message["reasoning_content"]) == ("", before[1:])
 
 
 # Templates --------------------------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:
     whole, _ = target.prompt([USER, said], chat_template_kwargs={**THINKS, "add_generation_prompt": False})
     pairs = zip(prompt, whole, strict=False)
     begun = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    form = replace(form, prefix=load_template(form.template).prefix(begun))
+    form = replace(form, prefix=load_template(form.template or {}).prefix(begun))
     text = ENDS.sub("", whole.removeprefix(begun))
     for pieces in (list(text), [text], target.family.controls.split(text)):
         found = read(form, *pieces)

@@ -163,19 +163,6 @@ def test_a_chat_template_may_have_a_file_of_its_own(folder: Path, tmp_path: Path
     assert chat_of(folder, tmp_path) == ("own {{ messages }}", "", "<eos>")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [({"start_anchor": "é"}, '{"start_anchor": "é"}'), ({"x": "é" * 2**15}, ""), ({}, ""), (None, "")],
-)
-def test_a_response_template_is_told_with_the_chat_template(
-    given: dict[str, str] | None, told: str, folder: Path, tmp_path: Path
-) -> None:
-    chat_of(folder, tmp_path, chat_template="x", response_template=given)
-    chat = load_target(str(tmp_path)).chat
-    assert chat is not None
-    assert chat.response_template == told
-
-
 def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
     engine, table = load_engine(str(folder), 64)
     assert engine.info.num_slots == 64
