@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from simulator.drafts import BetaDraft
 from simulator.experiment import Pool, SchemeOutcome, run_experiments
 from simulator.figures import Figures
 from simulator.files import Experiment
@@ -18,10 +17,6 @@ LONGEST_RTT = 2.0  # seconds; beyond it nobody waits for a text
 CLOSE_ENOUGH = 0.05  # of the break-even round trip: the search ends
 CLOSEST = 0.001  # seconds; so does it here, for break-evens near 0
 
-MAP_RTTS = (0.0, 0.02, 0.04, 0.08, 0.16, 0.32)  # seconds
-MAP_MEANS = (0.5, 0.6, 0.7, 0.8, 0.9)
-MAP_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the world's target step
-ACCEPTANCE, STEP_MS = "acceptance", "target step, ms"
 
 Progress = Callable[[str], None]
 
@@ -34,8 +29,6 @@ class Advice:
     best: str
     break_even_rtt: float | None  # seconds; Forerun is worth it below; None: nowhere
     is_beyond: bool  # it is worth it even at `LONGEST_RTT`
-    across: str  # what the map's columns are: `ACCEPTANCE`, or `STEP_MS` where a recording has the acceptance
-    speedup_map: dict[float, dict[float, float]]  # RTT in seconds -> column -> Forerun's speed-up
 
     def speedup(self, mode: str) -> float:
         return self.figures[SERVER_STREAMING].ms_per_token / self.figures[mode].ms_per_token
@@ -52,10 +45,7 @@ def advise(
         best = min(figures, key=lambda mode: figures[mode].ms_per_token)
         pays = figures[SERVER_STREAMING].ms_per_token / figures[FORERUN].ms_per_token >= WORTH_IT
         progress("looking for the round trip at which drafting stops paying")
-        found, is_beyond = break_even(world, pays, repeats, pool)
-        progress("drawing the map")
-        across, speedups = _map(world, repeats, pool)
-    return Advice(figures, best, found, is_beyond, across, speedups)
+        return Advice(figures, best, *break_even(world, pays, repeats, pool))
 
 
 def in_words(world: World, advice: Advice) -> list[str]:
@@ -67,17 +57,6 @@ def in_words(world: World, advice: Advice) -> list[str]:
         f"{ours.draft_evaluations_per_token:.0f} rows of its draft."
     )
     return [_which_mode(world, advice), cost, _classic(advice), _where_it_ends(advice)]
-
-
-def map_lines(advice: Advice) -> list[str]:
-    """Map Forerun's speed-up over streaming by round trip (down) and acceptance or target step (across)."""
-    columns = list(next(iter(advice.speedup_map.values())))
-    head = f"  RTT ms │ {advice.across} "
-    lines = [head + "".join(f"{column:>7g}" for column in columns)]
-    for rtt, row in advice.speedup_map.items():
-        start = f"{rtt * 1e3:>8.0f} │".ljust(len(head))
-        lines.append(start + "".join(f"{row[column]:>6.2f}x" for column in columns))
-    return lines
 
 
 def _which_mode(world: World, advice: Advice) -> str:
@@ -134,23 +113,6 @@ def break_even(
         else:
             high = middle
     return low, False
-
-
-def _map(world: World, repeats: int, pool: Pool) -> tuple[str, dict[float, dict[float, float]]]:
-    """Over acceptance; over target steps where the acceptance is a recording's, which cannot be varied."""
-    columns: dict[float, World]
-    if isinstance(world.draft, BetaDraft):
-        across = ACCEPTANCE
-        columns = {mean: replace(world, draft=replace(world.draft, mean=mean)) for mean in MAP_MEANS}
-    else:
-        across = STEP_MS
-        steps = [world.verifier.step_time * times for times in MAP_STEPS]
-        columns = {
-            step * 1e3: replace(world, verifier=replace(world.verifier, step_time=step)) for step in steps
-        }
-    worlds = [_at(each, rtt) for rtt in MAP_RTTS for each in columns.values()]
-    found = iter(_speedups(worlds, repeats, pool))
-    return across, {rtt: {column: next(found) for column in columns} for rtt in MAP_RTTS}
 
 
 def speedup(world: World, repeats: int, pool: Pool) -> float:

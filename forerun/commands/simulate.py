@@ -16,7 +16,7 @@ from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, ar
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims.runner import Comparison, compare
 from schemes.claims.table import CLAIMS
-from simulator.advice import Advice, advise, in_words, map_lines
+from simulator.advice import Advice, advise, in_words
 from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
@@ -335,8 +335,6 @@ def _advise(options: AdviseOptions) -> int:
         right = 100 * world.draft.mean
         print(f"The draft's best token is right {right:.0f} % of the time in {options.recording}.")
     print("\n".join(in_words(world, advice)))
-    print("\nForerun against server streaming:")
-    print("\n".join(map_lines(advice)))
     return 0
 
 
@@ -348,11 +346,6 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
         "pays_at_any_rtt": advice.is_beyond,
         "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
         "schemes": {mode: figures_as_json(found) for mode, found in advice.figures.items()},
-        "speedup_map_across": advice.across,
-        "speedup_map": {
-            f"{rtt * 1e3:g}": {f"{column:g}": round(found, 3) for column, found in row.items()}
-            for rtt, row in advice.speedup_map.items()
-        },
     }
 
 
