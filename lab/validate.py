@@ -176,8 +176,8 @@ async def _own_rtt(rig: Rig, prompts: Sequence[str], options: ValidateOptions) -
     rig.link.rtt(0.0)
     sampling = options.sampling(0.0)
     await rig.complete(prompts[0], "chain", sampling)  # connections and caches are warm now
-    found = [(await rig.complete(prompt, "chain", sampling))["rtt_ms"] for prompt in prompts]
-    return float(median(found)) / 1e3
+    rtts = [(await rig.complete(prompt, "chain", sampling))["rtt_ms"] for prompt in prompts]
+    return float(median(rtts)) / 1e3
 
 
 def compare(

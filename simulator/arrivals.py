@@ -46,11 +46,11 @@ class Poisson:
 
     def plan(self, seed: int, prompt_tokens: int, tokens: int) -> tuple[Arrival, ...]:
         """Draw the sessions in order of time; the first comes after a gap, too."""
-        draws, now, found = Draws(seed), 0.0, list[Arrival]()
+        draws, now, arrivals = Draws(seed), 0.0, list[Arrival]()
         for number in range(self.sessions):
             now -= math.log1p(-draws.uniform(DrawStream.ARRIVAL, number)) / self.rate
-            found.append(Arrival(now, prompt_tokens, tokens))
-        return tuple(found)
+            arrivals.append(Arrival(now, prompt_tokens, tokens))
+        return tuple(arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def _requests(path: Path, reader: csv.DictReader[str]) -> list[ArrivingRequest]:
 
 
 def _count(where: str, row: Mapping[str, str | None], column: str) -> int:
-    found = cell_number(where, row, column)
-    if found < 1 or found != int(found):
+    count = cell_number(where, row, column)
+    if count < 1 or count != int(count):
         raise UserError(f"{where}: {column} is {row[column]!r}; a whole number of 1 or more was expected")
-    return int(found)
+    return int(count)

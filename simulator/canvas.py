@@ -88,17 +88,17 @@ class Style:
 def styles(schemes: Iterable[str]) -> dict[str, Style]:
     """Return each scheme's style. A name without an entry in `COLOURS` gets a spare by its letters: the
     same in every plot, unless two names of one plot would share it."""
-    found: dict[str, Style] = {}
+    looks: dict[str, Style] = {}
     taken: set[int] = set()
     for scheme in dict.fromkeys(schemes):
         if scheme in COLOURS:
             line: Line = "--" if scheme == CLAIRVOYANT else "-"
-            found[scheme] = Style(COLOURS[scheme], MARKERS[scheme], line)
+            looks[scheme] = Style(COLOURS[scheme], MARKERS[scheme], line)
         else:
             place = _free_place(scheme, taken)
             taken.add(place)
-            found[scheme] = Style(*SPARE[place], ":")
-    return found
+            looks[scheme] = Style(*SPARE[place], ":")
+    return looks
 
 
 def _free_place(name: str, taken: Collection[int]) -> int:
@@ -214,7 +214,7 @@ def numbers(rows: Sequence[Row], column: str) -> list[float]:
     return [math.nan if row[column] is None else float(row[column]) for row in rows]
 
 
-def handles(found: Mapping[str, Style]) -> list[Any]:
+def handles(looks: Mapping[str, Style]) -> list[Any]:
     """Make a legend's handles, one per scheme."""
     from matplotlib.lines import Line2D
 
@@ -223,5 +223,5 @@ def handles(found: Mapping[str, Style]) -> list[Any]:
             [], [], label=name, color=style.colour, linestyle=style.line,
             marker=style.marker, markersize=4,
         )
-        for name, style in found.items()
+        for name, style in looks.items()
     ]  # fmt: skip

@@ -34,8 +34,8 @@ def csv_reader(
             columns = reader.fieldnames or ()
             for column in needed:
                 if column not in columns:
-                    found = ", ".join(columns) or "none"
-                    raise UserError(f"{what} {path}, line 1: no column {column!r} among {found}")
+                    names = ", ".join(columns) or "none"
+                    raise UserError(f"{what} {path}, line 1: no column {column!r} among {names}")
             yield reader
     except OSError as error:
         raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
@@ -65,9 +65,9 @@ def cell_number(where: str, row: Mapping[str, str | None], column: str) -> float
     """Read a finite number >= 0 of a row of a CSV file. Raises `UserError` that begins with `where`."""
     text = row.get(column) or ""
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not (math.isfinite(found) and found >= 0):
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
         raise UserError(f"{where}: {column} is {text!r}; a number of 0 or more was expected")
-    return found
+    return value

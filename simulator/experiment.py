@@ -199,11 +199,11 @@ def distance_to_bound(outcomes: Sequence[SchemeOutcome], scheme: str) -> float |
     None if no bound was run, or if it does not bound: for a draft that is not on the device or writes another
     text, and on a link with a bottleneck, where the bound's many small messages wait for each other.
     """
-    found = {outcome.scheme: outcome for outcome in outcomes}
-    bound = found.get(CLAIRVOYANT)
+    by_scheme = {outcome.scheme: outcome for outcome in outcomes}
+    bound = by_scheme.get(CLAIRVOYANT)
     if bound is None or not is_bounded(scheme) or bound.has_bottleneck:
         return None
-    return found[scheme].whole_pace / bound.whole_pace
+    return by_scheme[scheme].whole_pace / bound.whole_pace
 
 
 def as_dict(outcome: SchemeOutcome) -> dict[str, float | str | bool | None]:
@@ -256,7 +256,7 @@ def mean_speedup(
     outcomes: Sequence[SchemeOutcome], scheme: str, over: str = SERVER_STREAMING
 ) -> float | None:
     """Return how many times fewer ms per token on average, on equal draws; None without `over`."""
-    found = {outcome.scheme: outcome.paces for outcome in outcomes}
-    if over not in found or not fmean(found[scheme]):
+    by_scheme = {outcome.scheme: outcome.paces for outcome in outcomes}
+    if over not in by_scheme or not fmean(by_scheme[scheme]):
         return None
-    return fmean(found[over]) / fmean(found[scheme])
+    return fmean(by_scheme[over]) / fmean(by_scheme[scheme])

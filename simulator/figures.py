@@ -192,7 +192,7 @@ def latencies(sessions: Sequence[SessionResult]) -> Latencies:
         GAP: np.concatenate([np.diff(each) for each in arrivals]),
         WINDOW: np.concatenate([window_paces(each.tolist()) for each in arrivals]),
     }
-    return {kind: _percentiles(found) for kind, found in samples.items()}
+    return {kind: _percentiles(values) for kind, values in samples.items()}
 
 
 def _percentiles(samples: np.ndarray) -> tuple[float, ...]:

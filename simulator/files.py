@@ -241,15 +241,15 @@ def refuse_unknown(where: str, table: Mapping[str, Any], known: list[str]) -> No
 
 def read_fields(prefix: str, table: Mapping[str, Any], known: Mapping[str, Field]) -> dict[str, Any]:
     """Return a table's values by our names, in our units. Raise `UserError` for one of another type."""
-    found: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for key, (name, kind, unit) in known.items():
         if key in table:
             value = table[key]
             allowed, wanted = KINDS[kind]
             if type(value) not in allowed:
                 raise UserError(f"{prefix}{key} is {value!r}; {wanted} was expected")
-            found[name] = value / unit if kind is float else value
-    return found
+            given[name] = value / unit if kind is float else value
+    return given
 
 
 def _by_number(where: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -268,24 +268,24 @@ def _link(table: dict[str, Any], folder: Path) -> LinkSpec:
             _text(f"link.{key}", table[key])
     name = table.get("profile")
     base = LinkSpec() if name is None else profile(name)
-    found = read_fields("link.", table, LINK)
+    values = read_fields("link.", table, LINK)
     if "jitter_law" in table:
-        found["jitter_law"] = table["jitter_law"]
+        values["jitter_law"] = table["jitter_law"]
     for way in ("up", "down"):
         if f"mahimahi_{way}" in table:
-            found[f"schedule_{way}"] = read_schedule(folder / table[f"mahimahi_{way}"])
-            found.setdefault(f"bandwidth_{way}", 0.0)  # the profile's
+            values[f"schedule_{way}"] = read_schedule(folder / table[f"mahimahi_{way}"])
+            values.setdefault(f"bandwidth_{way}", 0.0)  # the profile's
     if "outages" in table:
         rows = _rows("link.outages", table["outages"], OUTAGE, (500, 200))
-        found["outages"] = tuple(Outage(**row) for row in rows)
+        values["outages"] = tuple(Outage(**row) for row in rows)
     if "handovers" in table:
-        found["handovers"] = _handovers(table["handovers"])
+        values["handovers"] = _handovers(table["handovers"])
     trace = _trace(table, folder)
     if trace is not None and "rtt_ms" in table:
         raise UserError("link.trace and link.rtt_ms both tell the round trip; give one of them")
     if trace is not None and name is not None:
         raise UserError("link.trace and link.profile both set the network; give one of them")
-    return replace(base, **found, trace=trace)
+    return replace(base, **values, trace=trace)
 
 
 def _with_recorded(
@@ -295,28 +295,28 @@ def _with_recorded(
     if not recorded or keys[0] in given:
         return given
     line = fit_line((rows, 1, ms / MS) for rows, ms in recorded.items())
-    found = {keys[0]: line.fixed}
+    line_times = {keys[0]: line.fixed}
     if len(recorded) > 1:  # else nothing is known about a further row
-        found[keys[1]] = line.per_row
-    return {**found, **given}
+        line_times[keys[1]] = line.per_row
+    return {**line_times, **given}
 
 
 def _verifier(table: dict[str, Any], recorded: Mapping[int, float], device: DeviceSpec) -> VerifierSpec:
     """A draft beside the target is the device's in what is not said of it."""
-    found, beside = (read_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
+    values, beside = (read_fields("verifier.", table, known) for known in (VERIFIER, SERVER_DRAFT))
     if ROW_TABLE in table:
-        if found.keys() & {*STEP_TIME}:
+        if values.keys() & {*STEP_TIME}:
             raise UserError(f"verifier.{ROW_TABLE} stands in place of step_ms and step_ms_per_node")
         times = _by_number(f"verifier.{ROW_TABLE}", table[ROW_TABLE])
-        found |= {"step_times": times, "step_time": times[0][1]}
+        values |= {"step_times": times, "step_time": times[0][1]}
     else:
-        found = _with_recorded(STEP_TIME, recorded, found)
+        values = _with_recorded(STEP_TIME, recorded, values)
     draft = replace(device, **beside, draft_times=(), max_draft_steps_per_second=0.0) if beside else None
     if "step_changes" in table:
         rows = _rows("verifier.step_changes", table["step_changes"], STEP_CHANGE, (10, 60))
-        found["step_changes"] = tuple(StepChange(**row) for row in rows)
+        values["step_changes"] = tuple(StepChange(**row) for row in rows)
     heads = _heads(table["heads"]) if "heads" in table else None
-    return VerifierSpec(**found, draft=draft, heads=heads)
+    return VerifierSpec(**values, draft=draft, heads=heads)
 
 
 def _sites(value: Any, folder: Path) -> tuple[VerifierSite, ...]:
@@ -408,15 +408,15 @@ def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
         if options or session is not None:
             raise UserError(f"link.trace_session, link.{' and link.'.join(TRACE)} need a link.trace")
         return None
-    found = read_trace(folder / name, session)
+    replayed = read_trace(folder / name, session)
     offset, floor = options.get("offset", 0.0), options.get("floor")
-    if not 0 <= offset < found.duration:
-        raise UserError(f"link.trace_start_s is {offset:g}; the trace lasts {found.duration:.1f} s")
+    if not 0 <= offset < replayed.duration:
+        raise UserError(f"link.trace_start_s is {offset:g}; the trace lasts {replayed.duration:.1f} s")
     if floor is not None:
         if not (math.isfinite(floor) and floor >= 0):
             raise UserError(f"link.trace_floor_ms is {floor * MS:g}; it must be finite and 0 or more")
-        found = found.above(floor)
-    return replace(found, offset=offset)
+        replayed = replayed.above(floor)
+    return replace(replayed, offset=offset)
 
 
 def _draft(table: dict[str, Any], folder: Path) -> tuple[Draft, Mapping[int, float], Mapping[int, float]]:

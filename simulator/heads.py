@@ -101,8 +101,8 @@ class HeadKnowledge:
         place = self._place(position, confidence)
         if place is not None:
             others.insert(place, truth)
-        found = others[: len(scores)]
-        return tuple(found), scores[: len(found)]
+        tokens_said = others[: len(scores)]
+        return tuple(tokens_said), scores[: len(tokens_said)]
 
     def _place(self, position: int, confidence: float) -> int | None:
         """Return where the target's token stands among the candidates, as in `BetaKnowledge`."""

@@ -1,5 +1,5 @@
 """Describes a connection between device and verifier, drawn at random or replayed from measurements.
-`simulator.lane` carries messages over it."""
+`simulator.virtual_lane` carries messages over it."""
 
 from __future__ import annotations
 

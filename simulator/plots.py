@@ -41,7 +41,7 @@ def surface_of(rows: Sequence[Row], scheme: str, over: str, x: str) -> Surface:
     if its texts have no pace."""
     across, up = (np.array(sorted({row[axis] for row in rows})) for axis in (x, "mean"))
     pace = {(row["scheme"], row[x], row["mean"]): row["ms_per_token"] for row in rows}
-    without = [point for point, found in pace.items() if not found and point[0] in (scheme, over)]
+    without = [point for point, ms in pace.items() if not ms and point[0] in (scheme, over)]
     if without:
         raise UserError(f"the texts of the point {without[0]} are too short to have a pace")
     try:
@@ -103,14 +103,14 @@ def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
     groups = grouped(rows, but=[x])
     _check_axis(rows, x)
     at_the_end = {str(row["scheme"]): row["ms_per_token"] or 0.0 for row in _sorted(rows, x)}
-    found = styles(sorted(schemes_of(rows), key=at_the_end.__getitem__, reverse=True))
+    looks = styles(sorted(schemes_of(rows), key=at_the_end.__getitem__, reverse=True))
     size = (3.7, 2.9) if len(groups) > 1 else (7.4, 3.6)
     sheet = Sheet(out, 2, len(groups), size, sharex=True, sharey="row")
     means, slow = sheet.panels
     for column, (title, inside) in enumerate(groups):
         means[column].set_title(title)
         slow[column].set_xlabel(AXIS_WORDS[x][0])
-        for scheme, style in found.items():
+        for scheme, style in looks.items():
             line = _sorted([row for row in inside if row["scheme"] == scheme], x)
             errors = [2 * error for error in numbers(line, "ms_per_token_standard_error")]
             _line(means[column], line, x, "ms_per_token", style, yerr=errors, capsize=2)
@@ -120,7 +120,7 @@ def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
             axes.grid(**GRID)
     means[0].set_ylabel("ms per token, mean")
     slow[0].set_ylabel("ms per token, 95th percentile\nof windows of 16 tokens")
-    sheet.legend(handles(found))
+    sheet.legend(handles(looks))
     sheet.save()
 
 
@@ -167,8 +167,8 @@ def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str =
         lines |= contour(axes, surface, "black", "-", "1.0", f"{scheme} as fast as server streaming")
         for name, style in beside.items():
             label, other = ("co-located", "a draft beside the target") if name == COLOCATED else (name, name)
-            found = surface_of(inside, scheme, name, x)
-            lines |= contour(axes, found, style.colour, "--", label, f"{scheme} as fast as {other}")
+            other_surface = surface_of(inside, scheme, name, x)
+            lines |= contour(axes, other_surface, style.colour, "--", label, f"{scheme} as fast as {other}")
     sheet.panels[0][0].set_ylabel(AXIS_WORDS["mean"][0])
     bar = sheet.figure.colorbar(filled, ax=list(sheet.panels[0]), ticks=levels, format="%g")
     bar.set_label(f"{scheme}, times as fast as server streaming")
@@ -210,11 +210,11 @@ def plot_capacity(rows: Sequence[Row], out: Path) -> None:
             f"{', '.join(varied(rows)) or 'nothing'}"
         )
     x = crowds[0]
-    found = styles(schemes_of(rows))
+    looks = styles(schemes_of(rows))
     sheet = Sheet(out, 1, len(groups), (4.4, 3.4), sharey=True)
     for axes, (title, inside) in zip(sheet.panels[0], groups, strict=True):
         axes.set_title(title)
-        for scheme, style in found.items():
+        for scheme, style in looks.items():
             line = _sorted([row for row in inside if row["scheme"] == scheme], x)
             low, high = (numbers(line, f"session_rate_p{percent}") for percent in (10, 90))
             axes.fill_between(
@@ -225,7 +225,7 @@ def plot_capacity(rows: Sequence[Row], out: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(**GRID)
     sheet.panels[0][0].set_ylabel("tokens per second of a client\n(median; band: 10 to 90 %)")
-    sheet.legend(handles(found))
+    sheet.legend(handles(looks))
     sheet.save()
 
 

@@ -17,7 +17,6 @@ from edge_client.core.policies.base import expandable, unsent
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
 from simulator.knowledge import BEST, Knowledge
-from simulator.lane import DOWN, UP, VirtualLane
 from simulator.link import LinkSpec
 from simulator.system import (
     FRAME,
@@ -29,6 +28,7 @@ from simulator.system import (
     simulate_replica,
     target_text,
 )
+from simulator.virtual_lane import DOWN, UP, VirtualLane
 from simulator.world import World, dealt
 
 # The device without a server: its own text, which is not the target's.

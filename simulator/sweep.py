@@ -242,8 +242,8 @@ def _claim(folder: Path, sweep: Sweep) -> None:
         write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
         return
     try:
-        found = json.loads(read_text("the manifest", path))
-        digest, version = found["digest"], found["version"]
+        document = json.loads(read_text("the manifest", path))
+        digest, version = document["digest"], document["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged; give the sweep another folder") from error
     if digest != content["digest"]:
@@ -297,12 +297,12 @@ def _has_finished_cells(folder: Path) -> bool:
 
 def grids(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     """Parse grids such as `rtt_ms=0,20,60` or `profile=wifi,lte`, one text per axis. Raises `UserError`."""
-    found: dict[str, tuple[Value, ...]] = {}
+    grid: dict[str, tuple[Value, ...]] = {}
     for axis, values in map(axis_values, texts):
-        if axis in found:
+        if axis in grid:
             raise UserError(f"the axis {axis} is given twice; write all its values in one")
-        found[axis] = values
-    return found
+        grid[axis] = values
+    return grid
 
 
 def axis_values(text: str) -> tuple[str, tuple[Value, ...]]:

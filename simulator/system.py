@@ -37,7 +37,7 @@ from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
 from simulator.heads import HeadKnowledge, guess
 from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
-from simulator.lane import DOWN, UP, VirtualLane
+from simulator.virtual_lane import DOWN, UP, VirtualLane
 from simulator.world import SmallDraft, World, dealt
 
 FINGERPRINT = b"simulated"
@@ -468,12 +468,12 @@ def simulate_replica(
 
 def dealt_back(world: World, parts: Sequence[Sequence[SessionResult]]) -> list[SessionResult]:
     """Merge the verifiers' results in the order of all sessions' keys."""
-    found = {
+    by_key = {
         key: result
         for keys, results in zip(dealt(world), parts, strict=True)
         for key, result in zip(keys, results, strict=True)
     }
-    return [found[key] for key in range(world.num_sessions)]
+    return [by_key[key] for key in range(world.num_sessions)]
 
 
 def knowledge_of(world: World, key: int) -> Knowledge:

@@ -52,10 +52,10 @@ class Table:
                 f"the results {self.path} are damaged in {damage}; delete it and what follows, or give the "
                 "sweep another folder"
             )
-        found: dict[Key, list[Row]] = {}
+        by_key: dict[Key, list[Row]] = {}
         for row in rows:
-            found.setdefault(tuple(row[axis] for axis in axes_of(columns)), []).append(row)
-        return {key: kept for key, kept in found.items() if len(kept) == self.rows_per_cell}
+            by_key.setdefault(tuple(row[axis] for axis in axes_of(columns)), []).append(row)
+        return {key: kept for key, kept in by_key.items() if len(kept) == self.rows_per_cell}
 
     def keep(self, cells: Iterable[Sequence[Row]]) -> None:
         """Make these rows the whole file, which is untouched if they already are. Raises `OSError`."""

@@ -358,14 +358,14 @@ def fit_line(groups: Iterable[tuple[float, int, float]]) -> StepTimeLine:
 
     More rows never take less time: a line that falls becomes flat. Raises `LocalError` for no steps.
     """
-    found = [group for group in groups if group[1] > 0]
-    count = sum(number for _, number, _ in found)
+    measured = [group for group in groups if group[1] > 0]
+    count = sum(number for _, number, _ in measured)
     if not count:
         raise LocalError("there are no step times to fit")
-    mean_rows = sum(rows * number for rows, number, _ in found) / count
-    mean_time = sum(seconds for *_, seconds in found) / count
-    squares = sum(number * (rows - mean_rows) ** 2 for rows, number, _ in found)
-    products = sum((rows - mean_rows) * (seconds - number * mean_time) for rows, number, seconds in found)
+    mean_rows = sum(rows * number for rows, number, _ in measured) / count
+    mean_time = sum(seconds for *_, seconds in measured) / count
+    squares = sum(number * (rows - mean_rows) ** 2 for rows, number, _ in measured)
+    products = sum((rows - mean_rows) * (seconds - number * mean_time) for rows, number, seconds in measured)
     per_row = max(0.0, products / squares) if squares else 0.0
     fixed = mean_time - per_row * (mean_rows - 1.0)
     return StepTimeLine(fixed, per_row) if fixed > 0 else StepTimeLine(mean_time, 0.0)

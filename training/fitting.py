@@ -88,19 +88,19 @@ def split(recordings: Iterable[Recording]) -> list[TextSplit]:
     texts: dict[float, list[Text]] = {}
     for recording in recordings:
         texts.setdefault(recording.header.temperature, []).extend(_texts(recording))
-    for temperature, found in texts.items():
-        if len(found) < LEAST_TEXTS:
+    for temperature, own in texts.items():
+        if len(own) < LEAST_TEXTS:
             raise UserError(
-                f"at temperature {temperature:g} the recordings have {len(found)} texts with candidates; "
+                f"at temperature {temperature:g} the recordings have {len(own)} texts with candidates; "
                 f"a fit needs {LEAST_TEXTS} or more"
             )
     return [
         TextSplit(
             temperature,
-            [text for place, text in enumerate(found, 1) if place % HELD_OUT_EVERY],
-            found[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY],
+            [text for place, text in enumerate(own, 1) if place % HELD_OUT_EVERY],
+            own[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY],
         )
-        for temperature, found in sorted(texts.items())
+        for temperature, own in sorted(texts.items())
     ]
 
 
@@ -269,21 +269,21 @@ def learnt(texts: Sequence[Text], prior: Prior) -> float:
 
 def kept(texts: Sequence[Text], temperature: float, table: PriorTable) -> float:
     """Return mean nats per token if each text begins with what earlier texts taught, as in the edge."""
-    found = list[float]()
+    told = list[float]()
     for text in texts:
         calibration = Calibration(table.at(temperature))
-        found += surprises(text, calibration)
+        told += surprises(text, calibration)
         table = table.after(temperature, calibration)
-    return _mean(found)
+    return _mean(told)
 
 
 def surprises(text: Text, calibration: Calibration) -> list[float]:
     """Return each token's nats before the token teaches `calibration`."""
-    found = []
+    each_surprise = []
     for seen in text:
-        found.append(surprise(calibration.confidence, seen.scores, seen.chosen))
+        each_surprise.append(surprise(calibration.confidence, seen.scores, seen.chosen))
         calibration.observe(seen.scores, seen.chosen)
-    return found
+    return each_surprise
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -52,13 +52,13 @@ class WrittenText:
 @torch.inference_mode()
 def read_texts(target: TargetModel, texts: Sequence[IntArray]) -> Iterator[WrittenText]:
     """Yield the texts with the target's hidden states, by transformers alone."""
-    found = list[Tensor]()
-    hook = target.decoder.register_forward_hook(lambda _module, _inputs, output: found.append(output[0]))
+    outputs = list[Tensor]()
+    hook = target.decoder.register_forward_hook(lambda _module, _inputs, output: outputs.append(output[0]))
     try:
         with target.plain():
             for tokens in texts:
                 target.plain_logits(tokens.tolist(), 1)
-                yield WrittenText(tokens, found.pop()[0].clone())
+                yield WrittenText(tokens, outputs.pop()[0].clone())
     finally:
         hook.remove()
 
@@ -119,9 +119,9 @@ class Trainer:
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights and the optimizer's moments by name."""
-        found = {f"heads.{name}": weight for name, weight in self.heads.state_dict().items()}
-        found |= {f"moments.{name}": moment for name, moment in self._optimizer.moments.items()}
-        return found | {"done": torch.tensor(self.done)}
+        tensors = {f"heads.{name}": weight for name, weight in self.heads.state_dict().items()}
+        tensors |= {f"moments.{name}": moment for name, moment in self._optimizer.moments.items()}
+        return tensors | {"done": torch.tensor(self.done)}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state` of a training with the same arguments."""
@@ -179,12 +179,12 @@ class _Optimizer:
 def orthogonal(matrix: Tensor) -> Tensor:
     """Return about the nearest matrix [..., R, C] whose singular values are 1, by Newton and Schulz."""
     wide = matrix.shape[-2] <= matrix.shape[-1]
-    found = matrix if wide else matrix.mT
-    found = found / (found.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    wide_matrix = matrix if wide else matrix.mT
+    wide_matrix = wide_matrix / (wide_matrix.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(5):
-        squared = found @ found.mT
-        found = 3.4445 * found + (-4.7750 * squared + 2.0315 * squared @ squared) @ found
-    result: Tensor = found if wide else found.mT
+        squared = wide_matrix @ wide_matrix.mT
+        wide_matrix = 3.4445 * wide_matrix + (-4.7750 * squared + 2.0315 * squared @ squared) @ wide_matrix
+    result: Tensor = wide_matrix if wide else wide_matrix.mT
     return result
 
 
@@ -243,12 +243,12 @@ def accuracy(
 
 def digest(target: TargetModel, prompts: Sequence[Sequence[int]]) -> str:
     """Return a digest of prompts and of the first values of each of the target's weights."""
-    found = hashlib.blake2b(digest_size=16)
+    hashed = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
-        found.update(np.array([len(prompt), *prompt], np.int64).tobytes())
+        hashed.update(np.array([len(prompt), *prompt], np.int64).tobytes())
     for weights in target.module.parameters():
-        found.update(weights.detach().reshape(-1)[:DIGESTED].double().cpu().numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(weights.detach().reshape(-1)[:DIGESTED].double().cpu().numpy().tobytes())
+    return hashed.hexdigest()
 
 
 class Checkpoint:
@@ -282,15 +282,15 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 told, names = file.metadata(), list(file.keys())
-                found = {name: file.get_tensor(name) for name in names}
+                saved = {name: file.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise UserError(f"{self.path} cannot be read: {error}; delete it to train anew") from error
         if told != self._told:
             raise UserError(
                 f"{self.path} is left of another training ({told}); repeat that one's options, or delete it"
             )
-        ends = found["lengths"].cumsum(0).tolist()
-        self.texts = np.split(found["texts"].numpy(), ends[:-1])
+        ends = saved["lengths"].cumsum(0).tolist()
+        self.texts = np.split(saved["texts"].numpy(), ends[:-1])
         self.state = {
-            name.removeprefix("state."): tensor for name, tensor in found.items() if name.startswith("state.")
+            name.removeprefix("state."): tensor for name, tensor in saved.items() if name.startswith("state.")
         }

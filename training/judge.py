@@ -172,10 +172,10 @@ class LoadedPair:
         from cloud_verifier.engine.engine import last_hidden
 
         target = self._engine.model
-        with torch.inference_mode(), target.plain(), last_hidden(target) as found:
+        with torch.inference_mode(), target.plain(), last_hidden(target) as states:
             logits = target.plain_logits((*tokens, token), 2)[0].double().cpu().numpy()
         weights = np.exp(logits - logits.max())
-        return weights / weights.sum(), None if self._law_only else found[0][0, -1].double().cpu().numpy()
+        return weights / weights.sum(), None if self._law_only else states[0][0, -1].double().cpu().numpy()
 
     def words(self, tokens: Tokens) -> str:
         ends = self._engine.info.eos_token_ids
@@ -202,19 +202,19 @@ def _train(options: JudgeTrainOptions) -> int:
             raise UserError(explain_mismatch(edge, Vocabulary(list(words))))
         pair = LoadedPair(engine, MemberDrafter(DraftGroup(runtime, 1)), runtime, options)
         prompts = [tuple(runtime.tokenize(task, True)) for task in tasks]
-        found = fit(mine(pair, prompts, answers_by(options.answer), note), options.recall)
+        fitted = fit(mine(pair, prompts, answers_by(options.answer), note), options.recall)
     about = {"target": options.target, "draft": options.draft, "answer": options.answer, "tasks": len(tasks)}
-    write_out("the judge", options.out, found.judge.to_json(**about))
-    report = {**asdict(found), "out": str(options.out)}
-    print(json.dumps(report) if options.json else _trained(options, found))
+    write_out("the judge", options.out, fitted.judge.to_json(**about))
+    report = {**asdict(fitted), "out": str(options.out)}
+    print(json.dumps(report) if options.json else _trained(options, fitted))
     return 0
 
 
-def _trained(options: JudgeTrainOptions, found: Fit) -> str:
+def _trained(options: JudgeTrainOptions, fitted: Fit) -> str:
     return (
-        f"{options.out}: trained on {found.num_trained} mismatches. Of {found.num_held_out} others "
-        f"{found.important:.0%} are important; the judge rejects {found.recall:.0%} of these and lets "
-        f"{found.passed:.0%} of the rest pass (area under the ROC {found.area:.2f})."
+        f"{options.out}: trained on {fitted.num_trained} mismatches. Of {fitted.num_held_out} others "
+        f"{fitted.important:.0%} are important; the judge rejects {fitted.recall:.0%} of these and lets "
+        f"{fitted.passed:.0%} of the rest pass (area under the ROC {fitted.area:.2f})."
     )
 
 

@@ -86,7 +86,7 @@ def mine(
     note: Callable[[str], None] = lambda words: None,
 ) -> list[Mismatch]:
     """Return the mismatches of all tasks. A task whose own text has no answer is left out."""
-    walks, found = list[_Walk](), list[Mismatch]()
+    walks, noted = list[_Walk](), list[Mismatch]()
     for task, (prompt, text) in enumerate(zip(prompts, pair.write(prompts), strict=True)):
         answer = answer_of(pair.words(prompt), pair.words(text))
         if answer is not None:
@@ -100,11 +100,11 @@ def mine(
             law, hidden = pair.view((*walk.prompt, *walk.text[:place]), token)
             text = (*start, *rest)
             kept = answer_of(pair.words(walk.prompt), pair.words(text)) == walk.answer
-            found.append(Mismatch(walk.task, features(law, token, hidden), not kept))
+            noted.append(Mismatch(walk.task, features(law, token, hidden), not kept))
             walk.text, walk.place = text if kept else walk.text, place + 1
         walks = [walk for walk, _ in met]
-        note(f"{len(found)} mismatches, {sum(each.important for each in found)} of them important")
-    return found
+        note(f"{len(noted)} mismatches, {sum(each.important for each in noted)} of them important")
+    return noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ def logistic(rows: FloatArray, is_hit: NDArray[np.bool_], ridge: float) -> Float
 
 def last_number(prompt: str, text: str) -> str | None:
     """Return the last number of the text, as in answers to GSM8K."""
-    found = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
-    return found[-1] if found else None
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return numbers[-1] if numbers else None
 
 
 def last_line(prompt: str, text: str) -> str | None:

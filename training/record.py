@@ -205,7 +205,7 @@ def draft_step_ms(
     tip = next(ids)
     drafter.start(prompt, tip, sampling)
     drafter.expand([DraftRow(tip, None, prompt[-1], len(prompt) - 1)])
-    found: dict[int, float] = {}
+    medians: dict[int, float] = {}
     for width in WIDTHS:
         times = list[float]()
         for _ in range(TIMED_STEPS + 1):
@@ -214,8 +214,8 @@ def draft_step_ms(
             drafter.expand(rows)
             times.append(time.perf_counter() - began)
             drafter.reroot(Reroot((), tuple(row.id for row in rows)))
-        found[width] = _median_ms(times)
-    return found
+        medians[width] = _median_ms(times)
+    return medians
 
 
 def target_step_ms(engine: TargetEngine, prompt: Sequence[int], sampling: SamplingParams) -> dict[int, float]:

@@ -252,24 +252,28 @@ async def _measure_points(
     total, done = plan.repeats * sum(len(schemes(plan, load)) for load in every), itertools.count(1)
     for load in every:
         compared_here = schemes(plan, load)
-        found: dict[str, list[Figures]] = {scheme.name: [] for scheme in compared_here}
+        runs: dict[str, list[Figures]] = {scheme.name: [] for scheme in compared_here}
         for repeat in range(plan.repeats):
             for scheme in compared_here if repeat % 2 == 0 else reversed(compared_here):
-                found[scheme.name].append(await scheme.run(plan, stage, load))
+                runs[scheme.name].append(await scheme.run(plan, stage, load))
                 progress(next(done), total, f"{_in_words(load.at)}, {scheme.name}")
-        points.append({**load.at, **compared(found)})
+        points.append({**load.at, **compared(runs)})
     return points
 
 
 def schemes(plan: Plan, load: OfferedLoad) -> list[Scheme]:
     """Return the schemes at this point; the sequential run has no open loop."""
-    found = [
+    compared = [
         Scheme(STREAMING, drafts)
         if drafts.kind == OFF
         else Scheme(str(drafts).replace("=", " "), drafts, plan.policy)
         for drafts in dict.fromkeys(plan.drafts)
     ]
-    return found if load.times else [*found, Scheme(SEQUENTIAL, DraftOption(OFF), most_texts=plan.sequential)]
+    return (
+        compared
+        if load.times
+        else [*compared, Scheme(SEQUENTIAL, DraftOption(OFF), most_texts=plan.sequential)]
+    )
 
 
 def loads(plan: Plan, texts: Sequence[LoadText]) -> list[OfferedLoad]:
@@ -305,19 +309,19 @@ def _in_words(at: dict[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in at.items())
 
 
-def compared(found: dict[str, list[Figures]]) -> dict[str, Any]:
+def compared(runs: dict[str, list[Figures]]) -> dict[str, Any]:
     """Return the medians of each scheme, and the ratios of tokens per second to the baselines."""
-    result: dict[str, Any] = {"schemes": {name: medians(repeats) for name, repeats in found.items()}}
+    result: dict[str, Any] = {"schemes": {name: medians(repeats) for name, repeats in runs.items()}}
     for name, baseline in (("times_sequential", SEQUENTIAL), ("times_streaming", STREAMING)):
-        if baseline in found:
+        if baseline in runs:
             result[name] = {
-                scheme: ratio(repeats, found[baseline], "tokens_per_second")
-                for scheme, repeats in found.items()
+                scheme: ratio(repeats, runs[baseline], "tokens_per_second")
+                for scheme, repeats in runs.items()
             }
-    if STREAMING in found:
+    if STREAMING in runs:
         result["streaming_steps_over_own"] = {
-            scheme: ratio(found[STREAMING], repeats, "target_steps_per_token")
-            for scheme, repeats in found.items()
+            scheme: ratio(runs[STREAMING], repeats, "target_steps_per_token")
+            for scheme, repeats in runs.items()
         }
     return result
 

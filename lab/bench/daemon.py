@@ -152,7 +152,7 @@ def kind_figures(samples: Sequence[Sample], seconds: float) -> Figures:
     """Return the figures of one kind of texts; None where nothing was measured."""
     whole = [sample for sample in samples if not sample.error and sample.arrivals]
     tokens = sum(len(sample.arrivals) for sample in whole)
-    overheads = [found * 1e6 for sample in whole if (found := sample.overhead) is not None]
+    overheads = [overhead_s * 1e6 for sample in whole if (overhead_s := sample.overhead) is not None]
     total = {
         name: sum(s.told.get(name, 0) for s in whole) for name in ("accepted", "proposed", "target_steps")
     }
@@ -215,7 +215,7 @@ def run(plan: DaemonPlan) -> int:
     status, machine = client.get("/v1/status"), Machine()
     with progress_bar("texts") as progress:
         samples, seconds = measure(client, plan, progress)
-    found = {
+    outcome = {
         "schema": SCHEMA,
         "benchmark": "daemon",
         "settings": settings_of(plan),
@@ -223,17 +223,17 @@ def run(plan: DaemonPlan) -> int:
         "daemon": status,
         **report(samples, seconds),
     }
-    finish(plan, found, table(found))
-    failed = sum(kind["failed"] for kind in found["kinds"].values())
-    return 1 if failed or found["texts_different"] else 0
+    finish(plan, outcome, table(outcome))
+    failed = sum(kind["failed"] for kind in outcome["kinds"].values())
+    return 1 if failed or outcome["texts_different"] else 0
 
 
-def table(found: dict[str, Any]) -> list[str]:
+def table(outcome: dict[str, Any]) -> list[str]:
     """Format the report with a line for each figure and a column for each kind."""
-    kinds, settings = found["kinds"], found["settings"]
+    kinds, settings = outcome["kinds"], outcome["settings"]
     rows = ([title, *(_shown(kind[key]) for kind in kinds.values())] for title, key in ROWS)
-    gain = "-" if found["speedup"] is None else f"{found['speedup']:.2f}"
-    compared, different = found["texts_compared"], found["texts_different"]
+    gain = "-" if outcome["speedup"] is None else f"{outcome['speedup']:.2f}"
+    compared, different = outcome["texts_compared"], outcome["texts_different"]
     told = f"{different} of {compared} texts differ" if different else f"all {compared} texts are the same"
     return [
         f"{settings['clients']} clients, {settings['texts']} texts of {settings['tokens']} tokens each",

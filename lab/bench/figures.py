@@ -67,10 +67,10 @@ def latencies(runs: Sequence[TextRun]) -> Figures:
 
 
 def _percentiles(name: str, samples: Sequence[np.ndarray]) -> Figures:
-    found = np.concatenate(samples) if samples else np.zeros(0)
-    if not len(found):
+    gaps = np.concatenate(samples) if samples else np.zeros(0)
+    if not len(gaps):
         return {f"{name}_p50": None, f"{name}_p95": None}
-    usual, slow = np.percentile(found, (50, 95))
+    usual, slow = np.percentile(gaps, (50, 95))
     return {f"{name}_p50": rounded(float(usual)), f"{name}_p95": rounded(float(slow))}
 
 
@@ -132,14 +132,14 @@ def ends(runs: Sequence[TextRun]) -> Figures:
 def medians(repeats: Sequence[Figures]) -> Figures:
     """Merge the figures of several repeats: add counts, join lists, and take the median of others. Add the
     extremes of the rate."""
-    found: Figures = {}
+    joined: Figures = {}
     for key in dict.fromkeys(key for repeat in repeats for key in repeat):
         values = [repeat.get(key) for repeat in repeats]
-        found[key] = _joined(key, values)
+        joined[key] = _joined(key, values)
     rates_seen = [repeat["tokens_per_second"] for repeat in repeats if repeat.get("tokens_per_second")]
     if rates_seen:
-        found["tokens_per_second_range"] = [min(rates_seen), max(rates_seen)]
-    return found
+        joined["tokens_per_second_range"] = [min(rates_seen), max(rates_seen)]
+    return joined
 
 
 def _joined(key: str, values: Sequence[Any]) -> Any:
@@ -156,5 +156,5 @@ def _joined(key: str, values: Sequence[Any]) -> Any:
 def ratio(repeats: Sequence[Figures], others: Sequence[Figures], key: str) -> float | None:
     """Return the median ratio of a figure to that of `others`, over paired repeats; None if unknown."""
     pairs = [(one.get(key), other.get(key)) for one, other in zip(repeats, others, strict=False)]
-    found = [one / other for one, other in pairs if one is not None and other]
-    return rounded(float(median(found))) if found else None
+    ratios = [one / other for one, other in pairs if one is not None and other]
+    return rounded(float(median(ratios))) if ratios else None

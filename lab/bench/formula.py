@@ -27,8 +27,8 @@ IndexArray = NDArray[np.int64]
 def following(tokens: IndexArray, positions: IndexArray) -> IndexArray:
     """Return the token after each of `tokens` at `positions`. Both factors are primes, so texts seldom
     repeat."""
-    found: IndexArray = (tokens * 1103 + positions * 7919 + 12345) % VOCAB_SIZE
-    return found
+    token_ids: IndexArray = (tokens * 1103 + positions * 7919 + 12345) % VOCAB_SIZE
+    return token_ids
 
 
 def formula_text(prompt: Sequence[int], count: int) -> tuple[int, ...]:

@@ -116,8 +116,8 @@ def spread(times: Sequence[float]) -> dict[str, float | None]:
     """Return mean and 95th percentile of seconds, in ms; None without times."""
     if not times:
         return {"mean": None, "p95": None}
-    found = 1e3 * np.asarray(times)
-    return {"mean": float(found.mean()), "p95": float(np.percentile(found, 95))}
+    milliseconds = 1e3 * np.asarray(times)
+    return {"mean": float(milliseconds.mean()), "p95": float(np.percentile(milliseconds, 95))}
 
 
 class _MeteredScheduler:
@@ -145,8 +145,8 @@ class Host:
 
     def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
         self._scheduler = scheduler
-        found: VerifyScheduler = self._meter.scheduler(scheduler)
-        return found
+        metered: VerifyScheduler = self._meter.scheduler(scheduler)
+        return metered
 
     async def run(self, worker: Worker) -> None:
         """Answer each line of standard input until it ends."""

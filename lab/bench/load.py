@@ -88,11 +88,11 @@ def prompt_tokens(target: str, texts: Sequence[str]) -> list[list[int]]:
         raise UserError(
             f"the tokenizer of {target} cannot be loaded ({error}); give a model folder"
         ) from error
-    found = [encode(text) for text in texts]
-    empty = next((text for text, ids in zip(texts, found, strict=True) if not ids), None)
+    ids_of_texts = [encode(text) for text in texts]
+    empty = next((text for text, ids in zip(texts, ids_of_texts, strict=True) if not ids), None)
     if empty is not None:
         raise UserError(f"the prompt {empty!r} has no tokens; give other prompts")
-    return found
+    return ids_of_texts
 
 
 def _tokenizer(target: str) -> Callable[[str], list[int]]:
@@ -109,11 +109,11 @@ def _tokenizer(target: str) -> Callable[[str], list[int]]:
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def frozen(found: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Convert decoded JSON: tuples replace lists."""
-    if isinstance(found, Mapping):
-        return {name: frozen(each) for name, each in found.items()}
-    return tuple(map(frozen, found)) if isinstance(found, list) else found
+    if isinstance(value, Mapping):
+        return {name: frozen(each) for name, each in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +164,9 @@ class LoadJob:
         return bool(self.times)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        drafts, sampling = DraftOption(**found["drafts"]), SamplingParams(**frozen(found["sampling"]))
-        return cls(**{**frozen(found), "drafts": drafts, "sampling": sampling})
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        drafts, sampling = DraftOption(**document["drafts"]), SamplingParams(**frozen(document["sampling"]))
+        return cls(**{**frozen(document), "drafts": drafts, "sampling": sampling})
 
 
 @dataclass(slots=True)

@@ -49,18 +49,18 @@ def plot_capacity(report: dict[str, Any], out: Path) -> None:
     Raise `UserError` if the report has no points.
     """
     x, rows = rows_of(report)
-    found = styles_of(list(dict.fromkeys(row["scheme"] for row in rows)))
+    looks = styles_of(list(dict.fromkeys(row["scheme"] for row in rows)))
     sheet = Sheet(out, 1, len(PANELS), (3.9, 3.3), sharex=True)
     for axes, (column, label) in zip(sheet.panels[0], PANELS, strict=True):
         axes.set(xscale="log", yscale="log", xlabel=AXES[x], ylabel=label)
-        for scheme, style in found.items():
+        for scheme, style in looks.items():
             if scheme != SEQUENTIAL or column == "tokens_per_second":  # it has the latencies of one session
                 _draw(axes, [row for row in rows if row["scheme"] == scheme], (x, column), style)
         for axis in (axes.xaxis, axes.yaxis):
             plain_numbers(axis)
         axes.set_xticks(sorted({row[x] for row in rows}))
         axes.grid(**GRID)
-    sheet.legend(handles({LABELS.get(name, f"Forerun, {name}"): style for name, style in found.items()}))
+    sheet.legend(handles({LABELS.get(name, f"Forerun, {name}"): style for name, style in looks.items()}))
     sheet.save()
 
 

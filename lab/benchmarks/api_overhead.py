@@ -30,7 +30,7 @@ async def overhead(daemon: DaemonProcess, verifier: RigProcess, texts: int, toke
     """Return the overhead per committed token of texts written one after the other, without drafts and with:
     since its step has `ended`, and since its commit was `told` to be sent, which leaves out the verifier's
     bookkeeping and its plan of the next step."""
-    found, prompt = dict[str, Any](), bundled()[0]
+    report, prompt = dict[str, Any](), bundled()[0]
     for name, ours in (("server_only", {"speculate": False}), ("drafting", {})):
         late: dict[str, list[float]] = {"ended": [], "told": []}
         for _ in range(texts):
@@ -39,13 +39,13 @@ async def overhead(daemon: DaemonProcess, verifier: RigProcess, texts: int, toke
             _, arrivals = await daemon.text({**body, "forerun": {"origins": True, **ours}})
             for since, times in (await _token_times(verifier)).items():
                 late[since] += paired(arrivals, times)
-        found[name] = {"tokens": len(late["ended"])}
+        report[name] = {"tokens": len(late["ended"])}
         for since, each in late.items():
             shares = {
                 f"p{share}_ms": percentile([1e3 * one for one in each], share) for share in (50, 95, 99)
             }
-            found[name][f"since_{since}"] = {key: value and rounded(value) for key, value in shares.items()}
-    return found
+            report[name][f"since_{since}"] = {key: value and rounded(value) for key, value in shares.items()}
+    return report
 
 
 def paired(arrivals: Sequence[tuple[float, int]], times: Sequence[float]) -> list[float]:

@@ -103,8 +103,8 @@ def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
 
 def given_text(tokenize: Callable[[str], list[int]], path: Path) -> tuple[list[int], list[int]]:
     """Return the token ids of a file's prompt and text."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return tokenize(found["prompt"]), tokenize(found["text"])[len(tokenize("")) :]
+    written = json.loads(path.read_text(encoding="utf-8"))
+    return tokenize(written["prompt"]), tokenize(written["text"])[len(tokenize("")) :]
 
 
 async def serve(step: float, live: bool, path: Path | None, recall: bool) -> None:

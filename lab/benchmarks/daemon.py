@@ -95,10 +95,10 @@ class Reading:
     @property
     def figures(self) -> dict[str, Any]:
         """Return the daemon's figures of the text, from the last event that has figures."""
-        found: dict[str, Any] = next(
+        state: dict[str, Any] = next(
             event["forerun"] for event in reversed(self.events) if "proposed" in event.get("forerun", {})
         )
-        return found
+        return state
 
 
 def num_tokens(event: dict[str, Any]) -> int:

@@ -34,10 +34,10 @@ class HttpClient:
         self._answer: HttpAnswer | None = None
 
     async def __aenter__(self) -> Self:
-        found = host_and_port(self._address)
-        assert found is not None, "HOST:PORT was given"
+        place = host_and_port(self._address)
+        assert place is not None, "HOST:PORT was given"
         try:
-            self._reader, self._writer = await asyncio.open_connection(*found)
+            self._reader, self._writer = await asyncio.open_connection(*place)
         except OSError as error:
             raise BrokenError(f"no connection: {error}") from error
         return self

@@ -85,7 +85,7 @@ def opened(settings: LlamaStepSettings) -> Iterator[LlamaRuntime]:
 
 def measure_steps(settings: LlamaStepSettings) -> list[StepRatio]:
     """Compare steps of every shape and sampling."""
-    found = []
+    ratios = []
     with opened(settings) as plain, opened(settings) as packed:
         engine = LlamaEngine(packed, settings.num_slots, name="packed")
         engine.prepare_grammars()
@@ -115,10 +115,10 @@ def measure_steps(settings: LlamaStepSettings) -> list[StepRatio]:
                 alone, step_time = (statistics.median(each) for each in times)
                 least = min(times[1]) / min(times[0])
                 words = f"{sessions} x {rows}"
-                found.append(StepRatio(words, name, alone, step_time, step_time / alone, least))
+                ratios.append(StepRatio(words, name, alone, step_time, step_time / alone, least))
             plain.clear()
             engine.clear()
-    return found
+    return ratios
 
 
 def _read(runtime: LlamaRuntime, tokens: IntArray) -> None:
@@ -152,27 +152,27 @@ def _times(
 ) -> tuple[list[float], list[float]]:
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats + WARM_UP):
-        for run, found in zip((decode, step), times, strict=True):
+        for run, seconds in zip((decode, step), times, strict=True):
             began = time.perf_counter()
             run()
-            found.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
         cut()
     return times[0][WARM_UP:], times[1][WARM_UP:]
 
 
 def measure_rates(settings: LlamaStepSettings) -> list[dict[str, float]]:
     """Return tokens a second by the number of sessions, and the factor over one session at a time."""
-    found = list[dict[str, float]]()
+    speeds = list[dict[str, float]]()
     most = max(RATES) * (settings.context + settings.tokens) + 256
     options = LlamaOptions(threads=settings.threads)
     with open_runtime(settings.target, most, 64, 1024, options) as runtime:
         engine = LlamaEngine(runtime, most, name="rates")
         for count in (RATES[0], *RATES):  # the first run warms up
             rate = _rate(engine, count, settings)
-            found.append({"sessions": count, "tokens_per_second": rate})
+            speeds.append({"sessions": count, "tokens_per_second": rate})
             engine.clear()
-    first = found[1]["tokens_per_second"]
-    return [{**row, "factor": row["tokens_per_second"] / first} for row in found[1:]]
+    first = speeds[1]["tokens_per_second"]
+    return [{**row, "factor": row["tokens_per_second"] / first} for row in speeds[1:]]
 
 
 def _rate(engine: LlamaEngine, count: int, settings: LlamaStepSettings) -> float:
@@ -202,7 +202,7 @@ def measure_price(settings: LlamaStepSettings) -> list[dict[str, float]]:
     for deterministic in (None, False):
         options = LlamaOptions(threads=settings.threads, deterministic=deterministic)
         engines.append(load_engine(settings.target, max(PRICED_CONTEXTS) + 256, 64, 1024, options)[0])
-    found = list[dict[str, float]]()
+    differences = list[dict[str, float]]()
     info, most = engines[0].info, max(PRICED_ROWS)
     for context in (each for each in PRICED_CONTEXTS if each + most <= info.max_positions):
         tokens = np.random.default_rng(4).integers(info.vocab_size, size=context + most)
@@ -219,7 +219,7 @@ def measure_price(settings: LlamaStepSettings) -> list[dict[str, float]]:
             ]
             times = _times(steps[0], lambda: None, steps[1], settings.repeats)
             exact, fast = (statistics.median(each) for each in times)
-            found.append(
+            differences.append(
                 {
                     "context": context,
                     "rows": rows,
@@ -232,7 +232,7 @@ def measure_price(settings: LlamaStepSettings) -> list[dict[str, float]]:
             )
     for engine in engines:
         engine.close()
-    return found
+    return differences
 
 
 def _part(item: StepItem, start: int, stop: int) -> StepItem:

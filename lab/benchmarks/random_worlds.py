@@ -104,7 +104,7 @@ def measured(numbers: Sequence[int], workers: int) -> Iterator[dict[str, Any]]:
         results = pool.map(jobs)
         for place, number in enumerate(numbers):
             runs = {name: [each.as_run() for _ in range(TEXTS) for each in next(results)] for name in names}
-            times = {name: pace(found) for name, found in runs.items()}
+            times = {name: pace(texts) for name, texts in runs.items()}
             show(len(names) * TEXTS * (place + 1), len(jobs), f"world {number}")
             ratio = times[BOTH] / min(times[name] for name in names if name != BOTH)
             yield {

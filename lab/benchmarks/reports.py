@@ -37,9 +37,9 @@ class Report(ABC, Generic[Key]):
     def read(cls, path: Path) -> Self:
         """Read a report. Raises `UserError` for a file that is no report."""
         try:
-            found = json.loads(read_text("the report", path))
-            rows = {cls.key_of(row): row for row in found["results"]}
-            return cls(found["settings"], found["machine"], rows)
+            document = json.loads(read_text("the report", path))
+            rows = {cls.key_of(row): row for row in document["results"]}
+            return cls(document["settings"], document["machine"], rows)
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is not a report of this benchmark; give another file") from error
 

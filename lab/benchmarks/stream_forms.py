@@ -59,8 +59,8 @@ class OpenAiForm(Form):
         return [event["usage"] for event in events if event.get("usage")]
 
     def logprobs(self, events: Sequence[Event]) -> tuple[str, ...]:
-        found = (choice.get("logprobs") or {} for choice in _choices(events))
-        return tuple(entry["token"] for each in found for entry in each.get("content") or ())
+        choices = (choice.get("logprobs") or {} for choice in _choices(events))
+        return tuple(entry["token"] for each in choices for entry in each.get("content") or ())
 
 
 def _choices(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -110,7 +110,7 @@ def measure_exact(
     exact = ExactEngine(
         load_target(settings.target, dtype=settings.dtype), most, tile_rows=settings.tile_rows
     )
-    found, random = [], np.random.default_rng(0)
+    ratios, random = [], np.random.default_rng(0)
     for sessions, rows in shapes:
         slots = random.permutation(most).astype(np.int32)
         items = []
@@ -121,8 +121,8 @@ def measure_exact(
             items.append(item_of(session, tokens, held, free, range(-1, rows - 1)))
         plan = StepPlan(tuple(items))
         both = (partial(default.evaluate, plan), partial(exact.evaluate, plan))
-        found.append(_compare(f"{sessions} x {rows}", "greedy", rows, both, settings.repeats))
-    return found
+        ratios.append(_compare(f"{sessions} x {rows}", "greedy", rows, both, settings.repeats))
+    return ratios
 
 
 def _compare(
@@ -131,10 +131,10 @@ def _compare(
     """Time both in turns. A function that one of them returns is called after it, and not timed."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats + WARM_UP):
-        for run, found in zip(both, times, strict=True):
+        for run, seconds in zip(both, times, strict=True):
             begun_at = time.perf_counter()
             after = run()
-            found.append(time.perf_counter() - begun_at)
+            seconds.append(time.perf_counter() - begun_at)
             if callable(after):
                 after()
     plain, packed = times[0][WARM_UP:], times[1][WARM_UP:]

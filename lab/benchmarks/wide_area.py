@@ -125,7 +125,7 @@ def row_of(setting: LinkSetting, measured: MeasuredScheme, identical_after_cut: 
         "temperature": setting.temperature,
         "rtt_ms": setting.rtt_ms,
         "sync_best_block": measured.best_block,
-        "sync_search_ms_per_token": {str(block): rounded(found) for block, found in measured.blocks.items()},
+        "sync_search_ms_per_token": {str(block): rounded(ms) for block, ms in measured.blocks.items()},
         "identical_after_cut": identical_after_cut,
         "schemes": {name: _scheme(name, runs, references) for name, runs in measured.runs.items()},
     }
@@ -137,11 +137,11 @@ def _scheme(name: str, runs: Sequence[Mapping[str, Any]], references: Sequence[s
     A device alone writes its own text: whether that is identical is not asked. It sends nothing: what the
     link carried meanwhile were HTTP/2's own frames.
     """
-    found = as_json(figures([dict(run) for run in runs], references))
+    keys = as_json(figures([dict(run) for run in runs], references))
     if name == DEVICE_ONLY:
-        found.update(identical=None, bytes_up_per_token=0.0, bytes_down_per_token=0.0)
+        keys.update(identical=None, bytes_up_per_token=0.0, bytes_down_per_token=0.0)
     return {
-        **found,
+        **keys,
         "text_of": "draft" if name == DEVICE_ONLY else "target",
         "draft_step_ms": _mean_ms(runs, "draft_time", "draft_steps"),
         "target_step_ms": _mean_ms(runs, "compute_time", "target_steps"),
@@ -158,10 +158,10 @@ def _mean_ms(runs: Sequence[Mapping[str, Any]], seconds: str, steps: str) -> flo
 def _colocated(near: Row, rtt_ms: float) -> Row:
     """At RTT 0 the draft is beside the target. How long the user's link is moves its first token alone, and
     what drafts travel does so within the server."""
-    found: Row = near["schemes"][SYNC_BEST]
+    own: Row = near["schemes"][SYNC_BEST]
     return {
-        **found,
-        "ttft_ms": rounded(found["ttft_ms"] + rtt_ms),
+        **own,
+        "ttft_ms": rounded(own["ttft_ms"] + rtt_ms),
         "bytes_up_per_token": None,
         "bytes_down_per_token": None,
         "block": near["sync_best_block"],
@@ -171,7 +171,7 @@ def _colocated(near: Row, rtt_ms: float) -> Row:
 
 def _speedups(schemes: Mapping[str, Row]) -> dict[str, float | None]:
     slow = schemes[SERVER_STREAMING]["ms_per_token"]
-    return {name: rounded(slow / found["ms_per_token"]) for name, found in schemes.items()}
+    return {name: rounded(slow / own["ms_per_token"]) for name, own in schemes.items()}
 
 
 # Tables -----------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def table(report: WideAreaReport, figure: str = "ms_per_token") -> list[str]:
 
 def is_identical(row: Row) -> bool:
     """Return whether every text that must be the target's is."""
-    return all(found["identical"] is not False for found in row["schemes"].values())
+    return all(own["identical"] is not False for own in row["schemes"].values())
 
 
 def _cell(row: Row, name: str, figure: str) -> str | None:
@@ -208,8 +208,8 @@ def _cell(row: Row, name: str, figure: str) -> str | None:
 
 
 def _value(row: Row, name: str, figure: str) -> float | None:
-    found: Mapping[str, float | None] = row[SPEEDUP] if figure == SPEEDUP else row["schemes"].get(name, {})
-    return found.get(name if figure == SPEEDUP else figure)
+    own: Mapping[str, float | None] = row[SPEEDUP] if figure == SPEEDUP else row["schemes"].get(name, {})
+    return own.get(name if figure == SPEEDUP else figure)
 
 
 # The plot ---------------------------------------------------------------------------------------------------
@@ -228,27 +228,27 @@ def plot(report: WideAreaReport, out: Path, figure: str = SPEEDUP) -> None:
         raise UserError("there is nothing to plot: no setting of the report is measured yet")
     floors, temperatures = (sorted({row[name] for row in rows}) for name in ("floor_ms", "temperature"))
     drawn = [name for name in TITLES if name != DEVICE_ONLY]
-    found = styles(name for name in drawn if any(_value(row, name, figure) is not None for row in rows))
+    looks = styles(name for name in drawn if any(_value(row, name, figure) is not None for row in rows))
     sheet = Sheet(out, len(temperatures), len(floors), sharex=True, sharey=True)
     for line, temperature in zip(sheet.panels, temperatures, strict=True):
         for axes, floor in zip(line, floors, strict=True):
             inside = [row for row in rows if (row["floor_ms"], row["temperature"]) == (floor, temperature)]
             axes.set_title(f"target step {floor:g} ms, temperature {temperature:g}")
-            _panel(axes, inside, found, figure)
+            _panel(axes, inside, looks, figure)
             _tell_device(axes, inside)
         line[0].set_ylabel(AXES.get(figure, figure.replace("_", " ")))
     for axes in sheet.panels[-1]:
         axes.set_xlabel(AXIS_WORDS["rtt_ms"][0])
-    sheet.legend(handles({TITLES[name]: style for name, style in found.items()}))
+    sheet.legend(handles({TITLES[name]: style for name, style in looks.items()}))
     sheet.save()
 
 
-def _panel(axes: Any, rows: Sequence[Row], found: Mapping[str, Any], figure: str) -> None:
+def _panel(axes: Any, rows: Sequence[Row], looks: Mapping[str, Any], figure: str) -> None:
     axes.set_yscale("log")
     axes.margins(y=0.15)  # room for words above the lines
     plain_numbers(axes.yaxis)
     axes.grid(alpha=0.3, linewidth=0.6)
-    for name, style in found.items():
+    for name, style in looks.items():
         here = (row for row in rows if _value(row, name, figure) is not None)
         line = sorted(here, key=lambda row: float(row["rtt_ms"]))
         axes.plot(
@@ -338,9 +338,9 @@ def check(options: argparse.Namespace) -> None:
 
 def common_settings(options: argparse.Namespace, prompts: Sequence[str]) -> dict[str, Any]:
     """Return the options that all rows of a report share: a continued report must have the same."""
-    found = {name: each for name, each in settings_given(options).items() if name not in ROW_OPTIONS}
+    given = {name: each for name, each in settings_given(options).items() if name not in ROW_OPTIONS}
     digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
-    return {**found, "schemes": schemes_of(options), "prompts_sha256": digest}
+    return {**given, "schemes": schemes_of(options), "prompts_sha256": digest}
 
 
 def schemes_of(options: argparse.Namespace) -> list[str]:

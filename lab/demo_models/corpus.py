@@ -180,11 +180,11 @@ def draw_function(rng: random.Random) -> Function:
 
 def bundled_prompts() -> list[dict[str, str]]:
     """Return `NUM_PROMPTS` held-out prompts, whose functions begin and end differently."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    chosen: dict[tuple[str, str], dict[str, str]] = {}
     for function, prompt in held_out_functions(PROMPT_SEED):
         lines = function.body.split("\n")
         if len(lines) >= PROMPT_LINES and len(function.description) <= PROMPT_CHARACTERS:
-            found.setdefault((lines[0], lines[-1]), {"name": function.name, "text": prompt})
-        if len(found) == NUM_PROMPTS:
+            chosen.setdefault((lines[0], lines[-1]), {"name": function.name, "text": prompt})
+        if len(chosen) == NUM_PROMPTS:
             break
-    return list(found.values())
+    return list(chosen.values())

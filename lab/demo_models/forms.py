@@ -80,9 +80,9 @@ class Form:
 
 def pool(text: str) -> list[str]:
     """Return the constants that `1-9`, `10-30/5` or `a b c` stands for."""
-    if (found := re.fullmatch(r"(\d+)-(\d+)(?:/(\d+))?", text)) is None:
+    if (match := re.fullmatch(r"(\d+)-(\d+)(?:/(\d+))?", text)) is None:
         return text.split()
-    first, last, step = (int(group or 1) for group in found.groups())
+    first, last, step = (int(group or 1) for group in match.groups())
     return list(map(str, range(first, last + 1, step)))
 
 
@@ -95,8 +95,8 @@ def values_of(parameter: str) -> Values:
 def read_forms(text: str) -> list[Form]:
     """Return the templates of a text, in order."""
     forms = []
-    for found in TEMPLATE.finditer(text):
-        parts = found.groupdict("")
+    for match in TEMPLATE.finditer(text):
+        parts = match.groupdict("")
         options = dict(each.split(": ", 1) for each in parts.pop("options").split("; ") if each)
         body = textwrap.dedent(parts.pop("body")).strip()
         forms.append(Form(**parts, body=body, options=options))

@@ -87,7 +87,7 @@ class Function:
     def _examples(self, rng: random.Random) -> list[tuple[str, str]]:
         namespace: dict[str, Any] = {}
         exec(self.head + self.indented_body, namespace)  # noqa: S102  # our own text, to see what it returns
-        found: dict[str, str] = {}
+        by_result: dict[str, str] = {}
         for _ in range(MOST_CANDIDATES):
             arguments = [draw(rng) for draw in self.values]
             call = f"{self.name}({', '.join(map(repr, arguments))})"
@@ -95,13 +95,13 @@ class Function:
                 result = repr(namespace[self.name](*arguments))
             except (ValueError, IndexError, ZeroDivisionError):  # no example of ours shows an error
                 continue
-            if result in found or result == "None" or len(result) > MOST_RESULT_CHARACTERS:
+            if result in by_result or result == "None" or len(result) > MOST_RESULT_CHARACTERS:
                 continue
             if len(call) + 8 < LINE_WIDTH:
-                found[result] = call
-            if len(found) == NUM_EXAMPLES:
+                by_result[result] = call
+            if len(by_result) == NUM_EXAMPLES:
                 break
-        return [(escaped(call), escaped(result)) for result, call in found.items()]
+        return [(escaped(call), escaped(result)) for result, call in by_result.items()]
 
     def request(self, rng: random.Random) -> str:
         """Return a comment that asks for the function, in one of the ways of a chat."""

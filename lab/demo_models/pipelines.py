@@ -599,4 +599,4 @@ def expression_body(source: Source, condition: str, element: str, template: str)
 
 def replaced(template: str, **by: str) -> str:
     """Return `template` with each marker, as a word of its own, replaced."""
-    return re.sub(r"\b(" + "|".join(by) + r")\b", lambda found: by[found[1]], template)
+    return re.sub(r"\b(" + "|".join(by) + r")\b", lambda match: by[match[1]], template)

@@ -144,8 +144,8 @@ STAGES: dict[str, Callable[[Training], None]] = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    found = argparse.ArgumentParser(prog="python -m lab.demo_models.train", description=__doc__)
-    add = found.add_argument
+    program = argparse.ArgumentParser(prog="python -m lab.demo_models.train", description=__doc__)
+    add = program.add_argument
     add("--output", type=Path, default=ROOT, help="directory to write to (default: this package)")
     add("--stage", choices=STAGES, action="append", help="run only this stage (default: all)")
     add("--seed", type=int, default=0, help="seed of weights, window order and sampling (default: 0)")
@@ -159,7 +159,7 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{stage}-steps", type=int, help=f"number of steps instead of --{stage}-seconds")
     add("--documents", type=int, default=80_000, help="number of generated documents (default: 80000)")
     add("--f32-gguf", type=Path, help="only write the existing draft, dequantised, to this path")
-    return found
+    return program
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,9 +61,9 @@ def pack(tokenizer: Tokenizer, texts: Sequence[Text]) -> Packed:
     ids, weights = [], []
     for text in texts:
         for _, weight in text:
-            found = next(encodings).ids
-            ids += [np.array(found, np.int64)]
-            weights += [np.full(len(found), weight, np.float32)]
+            encoded = next(encodings).ids
+            ids += [np.array(encoded, np.int64)]
+            weights += [np.full(len(encoded), weight, np.float32)]
         ids += [np.array([END_OF_TEXT_ID])]
         weights += [weights[-1][-1:]]
     return torch.from_numpy(np.concatenate(ids)), torch.from_numpy(np.concatenate(weights))

@@ -113,8 +113,8 @@ class BinDraft:
             self._paths.pop(node, None)
 
     def expand(self, effect: edge.Expand, on_drafted: edge.Drafted) -> None:
-        found = [self._expand(row) for row in effect.rows]
-        asyncio.get_running_loop().call_soon(on_drafted, found, edge.NOTHING_READ)
+        expansions = [self._expand(row) for row in effect.rows]
+        asyncio.get_running_loop().call_soon(on_drafted, expansions, edge.NOTHING_READ)
 
     def _expand(self, row: edge.DraftRow) -> edge.Expansion:
         if row.parent is not None:

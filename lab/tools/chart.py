@@ -63,9 +63,9 @@ def rendered(folder: Path) -> list[Object]:
     return [each for each in yaml.load_all(text, Loader=yaml.CSafeLoader) if each]
 
 
-def text_of(found: Object) -> str:
+def text_of(document: Object) -> str:
     """Return an object as the chart has it."""
-    text: str = yaml.dump(found, Dumper=_Dumper, sort_keys=True, width=4096)
+    text: str = yaml.dump(document, Dumper=_Dumper, sort_keys=True, width=4096)
     for pattern in NAMED:
         text = re.sub(pattern.replace("{}", NAMESPACE), rf"\g<1>{PLACE}", text, flags=re.MULTILINE)
     return text

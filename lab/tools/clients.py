@@ -71,12 +71,12 @@ def _python(script: Path) -> Client:
 
 
 def _packages(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]
-    return found
+    pins: dict[str, str] = json.loads((folder / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    return pins
 
 
 def _found(pattern: str, text: str, script: Path) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
-    if found is None:
+    match = re.search(pattern, text, re.MULTILINE)
+    if match is None:
         raise ValueError(f"{script} holds no line like {pattern}")
-    return found[1]
+    return match[1]

@@ -91,6 +91,6 @@ def _nodes(node: ast.AST, where: str) -> Iterator[tuple[ast.AST, str]]:
 
 
 if __name__ == "__main__":
-    found = complaints()
-    print("\n".join(found))
-    sys.exit(bool(found))
+    refused = complaints()
+    print("\n".join(refused))
+    sys.exit(bool(refused))

@@ -70,8 +70,8 @@ class SpecEdgePolicy:
         level = max(drafted, default=root.position - 1) + 1
         if level >= root.position + self._depth:
             return []
-        found = [node for node in levels if node.position == level and can_expand(view, node)]
-        return sorted(found, key=likeliest_first)[: self._beam]
+        offered = [node for node in levels if node.position == level and can_expand(view, node)]
+        return sorted(offered, key=likeliest_first)[: self._beam]
 
 
 def best_sent_leaf(view: GrowthView) -> Node:

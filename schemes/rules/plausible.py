@@ -72,11 +72,11 @@ def _longest_typical(rows: RuleRows, top: int) -> dict[int, int]:
         for token in tokens:
             if not _is_typical(law, token, rows.acceptance):
                 continue
-            found = length + 1, likelihood + math.log(law[token]), {**path, row: token}
-            best = max(best, found, key=lambda each: each[:2])
+            candidate = length + 1, likelihood + math.log(law[token]), {**path, row: token}
+            best = max(best, candidate, key=lambda each: each[:2])
             below = rows.child(row, token)
             if below is not None:
-                reached[below] = found
+                reached[below] = candidate
                 waiting.append(below)
     return best[2]
 

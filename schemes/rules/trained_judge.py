@@ -31,8 +31,8 @@ def features(law: FloatArray, token: int, hidden: FloatArray | None = None) -> F
     kept = law[law > 0.0]
     logs = np.log(kept)
     rank = 1 + int(np.count_nonzero(law > law[token]))
-    found = np.array([math.log(law[token]), logs.max(), -(kept * logs).sum(), math.log(rank)])
-    return found if hidden is None else np.concatenate((found, hidden))
+    values = np.array([math.log(law[token]), logs.max(), -(kept * logs).sum(), math.log(rank)])
+    return values if hidden is None else np.concatenate((values, hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Judge:
     def from_json(cls, text: str) -> Judge:
         """Read what `to_json` writes; other keys of the object are ignored. Raises `UserError`."""
         try:
-            found = json.loads(text)
-            if found["features"] != list(FEATURES):
-                raise ValueError(f"its features are {found['features']}, not {list(FEATURES)}")
-            mean, scale, weights = (tuple(map(float, found[name])) for name in ("mean", "scale", "weights"))
-            return cls(mean, scale, weights, float(found["bias"]), float(found["threshold"]))
+            read = json.loads(text)
+            if read["features"] != list(FEATURES):
+                raise ValueError(f"its features are {read['features']}, not {list(FEATURES)}")
+            mean, scale, weights = (tuple(map(float, read[name])) for name in ("mean", "scale", "weights"))
+            return cls(mean, scale, weights, float(read["bias"]), float(read["threshold"]))
         except (ValueError, TypeError, LookupError, OverflowError) as error:
             raise UserError(f"this is no judge ({error!r}); make one with `forerun judge train`") from error
 
@@ -100,5 +100,5 @@ class Judge:
         """
         if law[token] <= 0.0 or (self.num_hidden and hidden is None):
             return False
-        found = features(law, token, hidden if self.num_hidden else None)
-        return float(self.importance(found[None])[0]) < self.threshold
+        values = features(law, token, hidden if self.num_hidden else None)
+        return float(self.importance(values[None])[0]) < self.threshold

@@ -43,7 +43,7 @@ class _Crowd:
 
     def by_pace(self) -> list[int]:
         """Choose for each device as the product does; the turns are those of the sessions already there."""
-        counts, found = [0 for _ in self._verifiers], list[int]()
+        counts, served = [0 for _ in self._verifiers], list[int]()
         for device, rtts in enumerate(self._rtts):
             candidates = [
                 VerifierCandidate(str(place), rtt=rtt, turn=self._turns[place][counts[place]])
@@ -51,9 +51,9 @@ class _Crowd:
             ]
             chosen = choose(str(device), candidates, (), self._skill)
             assert chosen is not None, "all are ready"
-            found.append(int(chosen.name))
-            counts[found[-1]] += 1
-        return found
+            served.append(int(chosen.name))
+            counts[served[-1]] += 1
+        return served
 
     def by_matching(self) -> list[int]:
         """Match devices and verifiers by deferred acceptance, then exchange devices while all gain."""
@@ -81,30 +81,30 @@ class _Crowd:
                 free.append(slowest)
         return [next(at for at in self._verifiers if device in held[at]) for device in range(len(self._rtts))]
 
-    def _exchanged(self, found: list[int]) -> list[int]:
+    def _exchanged(self, served: list[int]) -> list[int]:
         """Move a device, or swap two, while that shortens the sum of all times per token."""
-        devices = range(len(found))
-        best, improved = self._total(found), True
+        devices = range(len(served))
+        best, improved = self._total(served), True
         while improved:
             improved = False
-            moves = [{device: at} for device in devices for at in self._verifiers if at != found[device]]
+            moves = [{device: at} for device in devices for at in self._verifiers if at != served[device]]
             swaps = [
-                {one: found[other], other: found[one]}
+                {one: served[other], other: served[one]}
                 for one in devices
                 for other in range(one)
-                if found[one] != found[other]
+                if served[one] != served[other]
             ]
             for change in (*moves, *swaps):
-                changed = [change.get(device, at) for device, at in enumerate(found)]
+                changed = [change.get(device, at) for device, at in enumerate(served)]
                 total = self._total(changed)
                 if total < best - LEAST_GAIN:
-                    found, best, improved = changed, total, True
+                    served, best, improved = changed, total, True
                     break
-        return found
+        return served
 
-    def _total(self, found: list[int]) -> float:
-        counts = [found.count(place) for place in self._verifiers]
-        return sum(self._time(device, at, counts[at]) for device, at in enumerate(found))
+    def _total(self, served: list[int]) -> float:
+        counts = [served.count(place) for place in self._verifiers]
+        return sum(self._time(device, at, counts[at]) for device, at in enumerate(served))
 
     def _time(self, device: int, verifier: int, count: int) -> float:
         """Return the seconds per token of the device if `count` sessions are at the verifier."""

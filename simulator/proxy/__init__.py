@@ -28,7 +28,7 @@ The parts, from the pure to the driver: `toxics` (possible faults), `lane` (when
 `connection` (sockets and a sharp timer), `link` (the proxy), `script` (timed changes), `cli`.
 """
 
-from simulator.proxy.link import Link
+from simulator.proxy.fault_link import Link
 from simulator.proxy.toxics import Bandwidth, LinkDirection, Timeout, Toxic, both_ways, rtt
 
 __all__ = ["Bandwidth", "Link", "LinkDirection", "Timeout", "Toxic", "both_ways", "rtt"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulator.proxy.connection import Address, LinkSettings
-from simulator.proxy.link import Link
+from simulator.proxy.fault_link import Link
 from simulator.proxy.script import Change, parse_script, play
 from simulator.proxy.toxics import (
     Bandwidth,

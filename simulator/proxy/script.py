@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from simulator.proxy.link import Link
+from simulator.proxy.fault_link import Link
 from simulator.proxy.toxics import ScriptError, SettingsError, Toxic, rtt, toxic_from_json
 
 logger = logging.getLogger(__name__)

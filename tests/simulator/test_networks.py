@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from simulator.events import Draws, EventHeap
 from simulator.files import experiment_from, read_experiment
-from simulator.lane import DOWN, UP, Direction, VirtualLane
 from simulator.link import (
     PACKET,
     Cursor,
@@ -31,6 +30,7 @@ from simulator.link import (
 from simulator.profiles import PROFILES, profile
 from simulator.schemes import FORERUN, policy_maker
 from simulator.system import simulate
+from simulator.virtual_lane import DOWN, UP, Direction, VirtualLane
 from simulator.world import World
 
 """Measured traces beside the repository, where somebody has put them; they are not part of it."""

@@ -66,12 +66,12 @@ class Client:
             try:
                 async with HttpClient(self._address) as http:
                     answer = await http.ask("GET", f"/v1/stream?conv_id={quote(name)}&from=0")
-                    found = await http.body()
+                    content = await http.body()
                 if answer.status != 200:
-                    raise Violation(f"{name}: cannot be read again: {answer.status} {found[:200]!r}")
+                    raise Violation(f"{name}: cannot be read again: {answer.status} {content[:200]!r}")
                 async with HttpClient(self._address) as http:
                     await http.ask("DELETE", f"/v1/stream?conv_id={quote(name)}")
-                return found
+                return content
             except BrokenError:
                 await asyncio.sleep(PAUSE)
 
@@ -125,22 +125,22 @@ def compare(reading: Reading, again: bytes, reference: Told, exact: bool = True)
         raise Violation(f"{reading.name}: read again from 0 it is another stream; {_first(own, again)}")
     told = reading.told()
     for name in ("text", "num_tokens", "tokens", "finish", "usage"):
-        found, expected = getattr(told, name), getattr(reference, name)
-        if found != expected and not exact:
+        value, expected = getattr(told, name), getattr(reference, name)
+        if value != expected and not exact:
             return False
-        if found != expected:
-            where = _first(found, expected) if isinstance(found, str | tuple) else f"{found} != {expected}"
+        if value != expected:
+            where = _first(value, expected) if isinstance(value, str | tuple) else f"{value} != {expected}"
             raise Violation(f"{reading.name}: its {name} differs from the one without faults; {where}")
     return True
 
 
-def _first(found: Any, expected: Any) -> str:
+def _first(value: Any, expected: Any) -> str:
     """Where two sequences begin to differ."""
-    pairs = enumerate(zip(found, expected, strict=False))
-    at = next((at for at, (one, other) in pairs if one != other), min(len(found), len(expected)))
+    pairs = enumerate(zip(value, expected, strict=False))
+    at = next((at for at, (one, other) in pairs if one != other), min(len(value), len(expected)))
     there = slice(max(0, at - 40), at + 80)
     return (
-        f"from {at} of {len(found)} and {len(expected)} on: {found[there]!r} in place of {expected[there]!r}"
+        f"from {at} of {len(value)} and {len(expected)} on: {value[there]!r} in place of {expected[there]!r}"
     )
 
 
@@ -203,19 +203,19 @@ class Board:
 
     def report(self) -> dict[str, dict[str, float | int | None]]:
         """Report by kind: number of faults; median, 95th percentile and maximum of recoveries, seconds."""
-        found: dict[str, dict[str, float | int | None]] = {}
+        by_kind: dict[str, dict[str, float | int | None]] = {}
         for kind in Kind:
             own = [watch for watch in self.watches if watch.kind is kind]
             times = [watch.took for watch in own if watch.took is not None]
             if own:
-                found[kind.value] = {
+                by_kind[kind.value] = {
                     "faults": len(own),
                     "texts_affected": len(times),
                     "p50_s": percentile(times, 50),
                     "p95_s": percentile(times, 95),
                     "longest_s": percentile(times, 100),
                 }
-        return found
+        return by_kind
 
 
 async def run(

@@ -57,7 +57,7 @@ class GpuReport:
     @property
     def wrong(self) -> list[str]:
         """Return the wrong findings, as lines."""
-        rows = [(part, row) for part, found in self.parts.items() for row in found]
+        rows = [(part, row) for part, part_rows in self.parts.items() for row in part_rows]
         return [f"{part}: {_words(row)}" for part, row in rows if row.get("right") is False or "error" in row]
 
 
@@ -116,7 +116,7 @@ def _missing(error: ImportError) -> str:
 
 
 def _environment(torch: Any, transformers: Any, device: Any) -> dict[str, Any]:
-    found = {
+    versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -125,13 +125,13 @@ def _environment(torch: Any, transformers: Any, device: Any) -> dict[str, Any]:
     try:
         import triton
 
-        found["triton"] = triton.__version__
+        versions["triton"] = triton.__version__
     except ImportError:
-        found["triton"] = None
+        versions["triton"] = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {"gpu": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
-    return found
+        versions |= {"gpu": properties.name, "memory": properties.total_memory, "cuda": torch.version.cuda}
+    return versions
 
 
 def _words(row: dict[str, Any]) -> str:

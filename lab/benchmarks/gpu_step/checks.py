@@ -101,11 +101,11 @@ def _kernel_error(device: torch.device, case: Case, seed: int, quick: bool) -> f
     if case.terms:
         sinks = torch.randn(num_heads, generator=generator).to(device, case.dtype)
         terms = AttentionTerms(key_depth**-0.5, window=64, softcap=30.0, sinks=sinks)
-    found = TritonBackend().prepare(step, device).attend(query, _kv(rows, key_depth), terms).float()
+    attended = TritonBackend().prepare(step, device).attend(query, _kv(rows, key_depth), terms).float()
     wide = dataclasses.replace(terms, sinks=None if terms.sinks is None else terms.sinks.float())
     reference = TorchRefBackend().prepare(step, device)
     expected = reference.attend(query.float(), _kv(rows.float(), key_depth), wide)
-    return float((found - expected).norm() / expected.norm())
+    return float((attended - expected).norm() / expected.norm())
 
 
 def _kv(rows: Tensor, key_depth: int) -> LayerKV:
@@ -136,13 +136,13 @@ def choice_errors(device: torch.device, num_rows: int, vocab_size: int) -> dict[
     kinds = [SAMPLINGS[index % len(SAMPLINGS)] for index in range(num_rows)]
     rows = [ChoiceRow(dataclasses.replace(kind, seed=7 * n), n) for n, kind in enumerate(kinds)]
     there, table = logits.to(device), ChoiceTable.of(rows)
-    found, margins = finish(there, choose_eagerly(there, table), table)
+    chosen, margins = finish(there, choose_eagerly(there, table), table)
     expected, expected_margins = choose(logits, rows)
     return {
         "rows": num_rows,
-        "different": int((found != expected.numpy()).sum()),
+        "different": int((chosen != expected.numpy()).sum()),
         "margin_error": float(np.abs(margins - expected_margins.numpy()).max()),
-        "right": bool((found == expected.numpy()).all()),
+        "right": bool((chosen == expected.numpy()).all()),
     }
 
 
@@ -163,8 +163,8 @@ def load_errors(device: torch.device, backend: AttentionBackend) -> Iterator[dic
     yield {"load": "memory that the probe keeps", "bytes": kept, "right": kept < LITTLE}
     engine = TorchEngine(model, 600, backend=backend)
     take_memory(engine)
-    found = sum(kv.rows.nbytes for kv in engine.kv.layers.values())
-    yield {"load": "KV", "bytes": found, "right": found == 601 * report.kv_bytes}
+    kv_bytes_held = sum(kv.rows.nbytes for kv in engine.kv.layers.values())
+    yield {"load": "KV", "bytes": kv_bytes_held, "right": kv_bytes_held == 601 * report.kv_bytes}
     book = Book(600, np.random.default_rng(0))
     item = dataclasses.replace(book.item(0, [5] * 300, range(-1, 299)), outputs=np.zeros(0, np.int32))
     chosen = engine.evaluate(StepPlan((item,)))

@@ -30,21 +30,21 @@ class Times:
 
 def times_of(run: Callable[[], object], repeats: int, device: torch.device, warm_up: int) -> Times:
     """Return wall-clock times of `run`, each begun and ended with an idle device."""
-    found = []
+    seconds = []
     for _ in range(warm_up + repeats):
         finish(device)
         begun_at = time.perf_counter()
         run()
         finish(device)
-        found.append(time.perf_counter() - begun_at)
-    return _times(found[warm_up:])
+        seconds.append(time.perf_counter() - begun_at)
+    return _times(seconds[warm_up:])
 
 
 def device_times_of(run: Callable[[], object], repeats: int, device: torch.device, inner: int = 10) -> Times:
     """Time `run` on the device alone: `inner` runs between two events, so that the host is ahead."""
     if device.type != "cuda":
         return times_of(run, repeats, device, warm_up=0)
-    found = []
+    seconds = []
     for _ in range(2 + repeats):
         begin, end = _event(), _event()
         begin.record()
@@ -52,8 +52,8 @@ def device_times_of(run: Callable[[], object], repeats: int, device: torch.devic
             run()
         end.record()
         end.synchronize()
-        found.append(begin.elapsed_time(end) / 1e3 / inner)
-    return _times(found[2:])
+        seconds.append(begin.elapsed_time(end) / 1e3 / inner)
+    return _times(seconds[2:])
 
 
 def finish(device: torch.device) -> None:
@@ -66,8 +66,8 @@ def _event() -> Any:
     return event(enable_timing=True)
 
 
-def _times(found: list[float]) -> Times:
-    return Times(statistics.median(found), min(found), max(found))
+def _times(seconds: list[float]) -> Times:
+    return Times(statistics.median(seconds), min(seconds), max(seconds))
 
 
 @dataclass
@@ -100,9 +100,9 @@ class TimedCapture:
 
     def take(self) -> Times | None:
         """Return times of the replays since the last call, or None without any. The device must be idle."""
-        found = [begin.elapsed_time(end) / 1e3 for begin, end in self.replays]
+        seconds = [begin.elapsed_time(end) / 1e3 for begin, end in self.replays]
         self.replays.clear()
-        return _times(found) if found else None
+        return _times(seconds) if seconds else None
 
 
 class _CallAgain:

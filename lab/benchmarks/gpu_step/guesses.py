@@ -61,14 +61,14 @@ def guess_errors(model: TargetModel, backend: AttentionBackend, num_steps: int) 
             parents = list(range(-1, count - 1)) if step == 0 else random_tree(count, random)
             tokens = random.integers(1, model.vocab_size, size=count).tolist()
             items.append(book.item(session, tokens, parents, sampling))
-        plan, found = StepPlan(tuple(items)), []
+        plan, both_guesses = StepPlan(tuple(items)), []
         for item in items:
             book.keep(item, range(len(item.tokens)) if step == 0 else [0])
         for engine in engines:
             engine.evaluate(plan)
-            found.append(engine.guess(_guess_plan(book.held, DEPTH)).guesses)
-        worst = max([worst, *(_apart(*both) for both in zip(*found, strict=True))])
-        guessed += sum(len(each) for each in found[0])
+            both_guesses.append(engine.guess(_guess_plan(book.held, DEPTH)).guesses)
+        worst = max([worst, *(_apart(*both) for both in zip(*both_guesses, strict=True))])
+        guessed += sum(len(each) for each in both_guesses[0])
     counts = engines[0].runner.counts
     return {
         "guesses": guessed,

@@ -104,8 +104,8 @@ class Parts:
                 yield run.run()
                 texts = texts or run.written()
         counts = engine.runner.counts
-        found = {"graph_steps": counts.graph, "eager_steps": counts.eager, "captures": counts.captures}
-        yield {**found, "reasons": dict(counts.reasons)}
+        step_counts = {"graph_steps": counts.graph, "eager_steps": counts.eager, "captures": counts.captures}
+        yield {**step_counts, "reasons": dict(counts.reasons)}
 
     def serving(self) -> Iterator[Row]:
         """Measure a real verifier with the same model over gRPC."""

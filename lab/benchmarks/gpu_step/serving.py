@@ -117,8 +117,8 @@ async def ask(
 
 def logged_slots(log: Path, settings: GpuSettings, dtype: torch.dtype) -> dict[str, Any]:
     """Read the verifier's KV slots from its log."""
-    found = [line.split(SLOTS)[0].split()[-1] for line in _lines(log) if SLOTS in line]
-    slots = int(found[-1]) if found else 0
+    slot_counts = [line.split(SLOTS)[0].split()[-1] for line in _lines(log) if SLOTS in line]
+    slots = int(slot_counts[-1]) if slot_counts else 0
     gib = slots * kv_bytes(settings.shape, dtype) / 2**30
     return {"slots": slots, "kv_gib": round(gib, 3), "right": slots > 0}
 

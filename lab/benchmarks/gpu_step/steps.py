@@ -57,7 +57,7 @@ def bandwidth(num_bytes: int, device: torch.device) -> dict[str, float]:
 def host_times(settings: GpuSettings) -> list[dict[str, Any]]:
     """Measure each load's cost before it reaches the device: seconds of the four parts, and their
     sum."""
-    found = []
+    rows_timed = []
     for load in settings.loads:
         plan = load_plan(load, settings.shape.vocab_size, SAMPLED)
         num_slots = 4 * slots_of(load)
@@ -78,8 +78,8 @@ def host_times(settings: GpuSettings) -> list[dict[str, Any]]:
         cpu = torch.device("cpu")
         repeats = 10 * settings.repeats
         least = {name: times_of(part, repeats, cpu, settings.warm_up).least for name, part in parts.items()}
-        found.append({"load": str(load), **least, "sum": sum(least.values())})
-    return found
+        rows_timed.append({"load": str(load), **least, "sum": sum(least.values())})
+    return rows_timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +151,15 @@ class StepTimer:
         if capture is not None:
             capture.take()
         run, settings = partial(engine.evaluate, plan), self._settings
-        found = times_of(run, settings.repeats, self._model.device, settings.warm_up)
+        times = times_of(run, settings.repeats, self._model.device, settings.warm_up)
         on_device = capture.take() if capture is not None else None
         floor = self.floor(load)
         result: dict[str, Any] = {
             "load": str(load),
             "way": way.name,
-            **found.as_ms(),
+            **times.as_ms(),
             "floor_ms": round(floor * 1e3, 4),
-            "times_floor": round(found.median / floor, 3),
+            "times_floor": round(times.median / floor, 3),
             "graph_steps": engine.runner.counts.graph,
         }
         if on_device is not None:
@@ -221,14 +221,14 @@ def attention_times(
                 return
             cuts = Cuts(narrow=WorkCut(rows=8, split=split))
             with _compiled_with(block):
-                found = _attention_time(plan, kv, cuts, model, settings)
+                seconds = _attention_time(plan, kv, cuts, model, settings)
             yield {
                 "load": str(load),
                 "split": split,
                 "block": block[0],
                 "stages": block[1],
-                "us": round(found * 1e6, 2),
-                "of_copy_rate": round(read / found / copy_rate, 3),
+                "us": round(seconds * 1e6, 2),
+                "of_copy_rate": round(read / seconds / copy_rate, 3),
             }
 
 

@@ -158,10 +158,10 @@ async def measure(
 
 def _places(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     """Return the places of each kind's prompts."""
-    found = dict[str, list[int]]()
+    by_kind = dict[str, list[int]]()
     for place, prompt in enumerate(prompts):
-        found.setdefault(prompt.kind, []).append(place)
-    return found
+        by_kind.setdefault(prompt.kind, []).append(place)
+    return by_kind
 
 
 def _share_right(texts: Sequence[RecordedText]) -> float:
@@ -214,7 +214,7 @@ class EndToEndReport(reports.Report[Cell]):
 def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     """Format one cell for a terminal."""
     yield f"{Cell.of(row)}"
-    yield from table([{"kind": kind, **found} for kind, found in row["kinds"].items()])
+    yield from table([{"kind": kind, **figures} for kind, figures in row["kinds"].items()])
     shown = (
         "ms_per_token",
         "predicted_ms_per_token",
@@ -227,11 +227,11 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         {
             "policy": name,
-            **{kind: each["ms_per_token"] for kind, each in found["by_kind"].items()},
-            **{part: (found[part] or {}).get("ms_per_token") for part in parts},
-            **{key: found[key] for key in (*shown, "identical")},
+            **{kind: each["ms_per_token"] for kind, each in figures["by_kind"].items()},
+            **{part: (figures[part] or {}).get("ms_per_token") for part in parts},
+            **{key: figures[key] for key in (*shown, "identical")},
         }
-        for name, found in row["policies"].items()
+        for name, figures in row["policies"].items()
     ]
     yield from table(rows)
     ratios = [(label, ratio(row, part)) for label, part in (("all", ""), ("first", "first_text"))]
@@ -242,8 +242,6 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
 
 def ratio(row: Mapping[str, Any], part: str = "") -> float | None:
     """Return ms per token of adaptive over the best other policy's; None without both."""
-    paces = {
-        name: (found[part] if part else found)["ms_per_token"] for name, found in row["policies"].items()
-    }
+    paces = {name: (own[part] if part else own)["ms_per_token"] for name, own in row["policies"].items()}
     mine = paces.pop(ADAPTIVE, None)
     return None if mine is None or not paces else mine / min(paces.values())

@@ -125,5 +125,5 @@ def sampling_of(temperature: float, seed: int, count: int) -> SamplingParams:
 
 
 def read_text(path: Path) -> PairText:
-    found = json.loads(path.read_text())
-    return PairText(tuple(found["prompt"]), found["temperature"], found["seed"], tuple(found["tokens"]))
+    text = json.loads(path.read_text())
+    return PairText(tuple(text["prompt"]), text["temperature"], text["seed"], tuple(text["tokens"]))

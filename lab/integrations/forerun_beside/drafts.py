@@ -35,8 +35,8 @@ def key_in(request_id: str) -> str | None:
 
     Engines put words of their own around the id that a caller gives.
     """
-    found = _NAME.search(request_id)
-    return None if found is None else found[1]
+    match = _NAME.search(request_id)
+    return None if match is None else match[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class DraftTree:
 
     def chain(self, count: int) -> list[int]:
         """Return at most `count` tokens from the tip on, always to the likeliest child."""
-        found, here = list[int](), -1
-        while len(found) < count:
+        tokens, here = list[int](), -1
+        while len(tokens) < count:
             below = [at for at, parent in enumerate(self.parents) if parent == here]
             if not below:
                 break
             here = max(below, key=self.chances.__getitem__)
-            found.append(self.tokens[here])
-        return found
+            tokens.append(self.tokens[here])
+        return tokens
 
     def rows(self, tip: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return tokens [count] and mask [count, count] of the tip and the best nodes; `mask[i, j]`: row j is

@@ -89,18 +89,18 @@ class Mailbox:
 
 
 def _bound(path: str) -> socket.socket:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     mask = os.umask(0o177)
     try:
         if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):  # of a process that has ended
             os.unlink(path)
-        found.bind(path)
+        box.bind(path)
     except OSError as error:
-        found.close()
+        box.close()
         raise UserError(f"{path} cannot be a socket for drafts: {error}; set {VARIABLE}") from error
     finally:
         os.umask(mask)
-    return found
+    return box
 
 
 class Sender:

@@ -120,8 +120,8 @@ class RequestWorker(Worker):
                     self._apply()
                     if session.ended:
                         return
-        except ForerunError as found:
-            error = found
+        except ForerunError as caught:
+            error = caught
         except Exception:  # outermost frame of this task: the edge learns of a defect, without its details
             logger.exception("! stream %d: the engine's answer could not be used", key)
             error = LocalError("the engine's answer could not be used; the verifier's log has more")

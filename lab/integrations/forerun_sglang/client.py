@@ -41,8 +41,8 @@ class SglangClient:
             },
         }
         num_seen = 0
-        async with aclosing(events(self._http, "/generate", body)) as found:
-            async for event in found:
+        async with aclosing(events(self._http, "/generate", body)) as answers:
+            async for event in answers:
                 tokens, written = event["output_ids"], event["meta_info"]["completion_tokens"]
                 # All tokens so far, or with --incremental-streaming-output the new ones alone.
                 new = tokens[num_seen:] if len(tokens) >= written else tokens

@@ -37,11 +37,11 @@ def read(text: object) -> tuple[int, SamplingParams] | None:
     Any client of the server may write there, so what cannot be read counts as nothing.
     """
     try:
-        found = json.loads(str(text))
-        fields = dict(found["sampling"])
+        document = json.loads(str(text))
+        fields = dict(document["sampling"])
         for name in ("logit_bias", "stop_token_ids"):  # JSON knows no tuples
             fields[name] = tuple(tuple(each) if isinstance(each, list) else each for each in fields[name])
-        return int(found["prompt_length"]), SamplingParams(**fields)
+        return int(document["prompt_length"]), SamplingParams(**fields)
     except (KeyError, TypeError, ValueError, UserError):
         return None
 

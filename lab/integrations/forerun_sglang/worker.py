@@ -42,8 +42,8 @@ class ForerunWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang may be missing
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return tokens [B * n] and masks [B * n * n], the edges' in place of the corpus's."""
         num_rows = self.draft_token_num
-        found = super()._prepare_draft_tokens(batch)
-        tokens, masks = found[0].reshape(-1, num_rows), found[1].reshape(-1, num_rows, num_rows)
+        prepared = super()._prepare_draft_tokens(batch)
+        tokens, masks = prepared[0].reshape(-1, num_rows), prepared[1].reshape(-1, num_rows, num_rows)
         self._mailbox.keep(self._shared(self._mailbox.take()))
         for at, req in enumerate(batch.reqs):
             # With overlapped schedules the newest tokens are not in `output_ids` yet.
@@ -79,5 +79,5 @@ class ForerunWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang may be missing
 
 def _text(req: Any, fresh: list[int]) -> Text | None:
     custom = req.sampling_params.custom_params
-    found = read(custom[PARAMETER]) if custom and PARAMETER in custom else None
-    return None if found is None else Text((req.origin_input_ids_unpadded, req.output_ids, fresh), *found)
+    text = read(custom[PARAMETER]) if custom and PARAMETER in custom else None
+    return None if text is None else Text((req.origin_input_ids_unpadded, req.output_ids, fresh), *text)

@@ -61,8 +61,8 @@ class VllmClient:
                 "detokenize": False,
             },
         }
-        async with aclosing(events(self._http, "/inference/v1/generate", body)) as found:
-            async for event in found:
+        async with aclosing(events(self._http, "/inference/v1/generate", body)) as answers:
+            async for event in answers:
                 for choice in event["choices"]:
                     yield choice["token_ids"] or []
 

@@ -12,7 +12,7 @@ from edge_client.api.response import ResponseSpec
 from edge_client.api.security import Gate
 from edge_client.formats.dialect import Dialect
 from edge_client.texts.text_service import TextService, TextSettings
-from simulator.proxy.link import Link
+from simulator.proxy.fault_link import Link
 from tests.edge_client.api.world import Seats, World, world
 from tests.support.tiny import SlowTarget
 

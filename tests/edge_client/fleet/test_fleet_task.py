@@ -165,7 +165,7 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edge_client.fleet import mqtt
-    from simulator.proxy.link import Link
+    from simulator.proxy.fault_link import Link
     from simulator.proxy.toxics import Timeout
 
     monkeypatch.setattr(mqtt, "TIMEOUT", 0.3)

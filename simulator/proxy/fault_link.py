@@ -184,8 +184,8 @@ def _bind(address: Address) -> socket.socket:
     """Return a bound TCP socket that does not listen. Raises `SettingsError` when the address cannot be
     had."""
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-        family, kind, protocol, _, target = found[0]
+        places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, target = places[0]
         with contextlib.ExitStack() as on_error:
             bound = on_error.enter_context(socket.socket(family, kind, protocol))
             bound.setblocking(False)
