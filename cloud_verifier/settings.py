@@ -25,7 +25,7 @@ from common.errors import UserError
 from common.llama.files import is_gguf
 from common.privacy import LEVELS, Privacy
 from common.wire.bounds import model_name
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 
 TORCH_ONLY = (
     "device",

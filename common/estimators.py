@@ -111,7 +111,8 @@ class LinearTimeEstimator:
 
     DAMPING = 1.0  # rows squared: the fit weighs half once the widths seen have this much sum of squares
 
-    def __init__(self, fixed: float, per_row: float, half_life: float = 50.0) -> None:
+    def __init__(self, fixed: float = 0.030, per_row: float = 0.00005, half_life: float = 50.0) -> None:
+        """The defaults are the seconds of a 7B model's step on a data centre GPU."""
         self._fixed, self._per_row = _duration("fixed", fixed), _duration("per_row", per_row)
         self._fade = 0.5 ** (1 / half_life)
         self._weight = 0.0
@@ -149,13 +150,6 @@ class LinearTimeEstimator:
             slope = min(slope, self._mean_time / self._mean_width)
         self._per_row = slope
         self._fixed = self._mean_time - slope * self._mean_width
-
-
-class StepTimeEstimator(LinearTimeEstimator):
-    """The time of a target step over all its rows starts as a 7B model's on a data centre GPU."""
-
-    def __init__(self, fixed: float = 0.030, per_row: float = 0.00005, half_life: float = 50.0) -> None:
-        super().__init__(fixed, per_row, half_life)
 
 
 class WidthTimes:

@@ -319,7 +319,7 @@ def grow_guesses(
     log-probability (nats) of each new node if its parents are right.
     """
     limit = tree.num_speculative + most
-    path = likeliest_path(tree)
+    path = tree.likeliest_path()
     for start in dict.fromkeys((0, len(path)) if from_tip else (len(path),)):
         node = path[start - 1] if start else tree.tip
         room = min(most, last_position - 1 - node.position)
@@ -332,15 +332,6 @@ def grow_guesses(
             if tree.num_speculative >= limit and token not in below.children:
                 return
             grown.append(tree.grow(below, token, logprob))
-
-
-def likeliest_path(tree: SpeculationTree) -> list[Node]:
-    """Return the path from below the tip that takes the likeliest child each time, the oldest of equals."""
-    path, node = list[Node](), tree.tip
-    while node.children:
-        node = max((tree.live[child] for child in node.children.values()), key=lambda each: each.logprob)
-        path.append(node)
-    return path
 
 
 def _prior(length: int, standing: Standing) -> float:

@@ -163,13 +163,14 @@ class SpeculationTree:
             assert below.parent is not None, "it hangs below another"
             below.path_logprob = self.live[below.parent].path_logprob + below.logprob
 
-    def likeliest(self) -> list[int]:
-        """Return the tokens below the tip on the path of likeliest children."""
-        tokens, node = list[int](), self.tip
+    def likeliest_path(self) -> list[Node]:
+        """Return the path from below the tip that takes the likeliest child each time, the oldest of
+        equals."""
+        path, node = list[Node](), self.tip
         while node.children:
             node = max((self.live[child] for child in node.children.values()), key=lambda each: each.logprob)
-            tokens.append(node.token)
-        return tokens
+            path.append(node)
+        return path
 
     def subtree(self, node: Node) -> Iterator[Node]:
         """Yield the node and everything below it, parents first."""

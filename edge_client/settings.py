@@ -18,7 +18,7 @@ from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section
 from common.errors import UserError
 from common.privacy import LEVELS as LEVELS_OF_PRIVACY
 from common.privacy import Privacy
-from common.wire.options import host_and_port, is_loopback
+from common.wire.grpc_options import host_and_port, is_loopback
 from edge_client.core.policies import make_policy
 
 DAY = 86_400.0  # seconds

@@ -17,7 +17,7 @@ from common.config.merge import Loaded
 from common.config.pages import flags_from
 from common.errors import UserError
 from common.sampling import SamplingParams
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
@@ -300,8 +300,8 @@ def open_draft(settings: LlamaSettings) -> LlamaRuntime:
 
     Raise `UserError` for a file that cannot be loaded.
     """
+    from common.llama.load_trial import ModelTrials
     from common.llama.runtime import LlamaRuntime
-    from common.llama.trial import ModelTrials
 
     ModelTrials(find_paths(os.environ).tried).ensure(settings, weights=True)
     return LlamaRuntime(settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.calibration import Prior
-from common.wire.options import version
+from common.wire.grpc_options import version
 from edge_client.draft.prior_file import FORMAT, VERSION, point_as_json
 from forerun.options import REQUIRED, add_command, argument, option, write_out
 from forerun.terminal import note

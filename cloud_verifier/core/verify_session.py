@@ -20,10 +20,10 @@ from common.acceptance import AcceptanceRule
 from common.calibration import Confidence
 from common.choice import History
 from common.errors import LocalError
-from common.hints import hint_at
 from common.mask_time import MaskCost
 from common.messages import FinishReason, Hint, Open, Propose
 from common.tree import Node, SpeculationTree
+from common.tree_hints import hint_at
 
 _FROM_NOTHING: IntArray = np.arange(64, dtype=np.int32)
 _FROM_PREFIX: IntArray = np.array((-1,), dtype=np.int32)  # the parents of a tip alone

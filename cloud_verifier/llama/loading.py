@@ -14,9 +14,9 @@ from cloud_verifier.llama.probe import LlamaProbeReport, probe_once
 from cloud_verifier.progress import Progress, no_progress
 from common.errors import UserError
 from common.llama.library import free_memory, offloaded_layers
+from common.llama.load_trial import ModelTrials
 from common.llama.model import MAX_SEQUENCES, LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.llama.trial import ModelTrials
 from common.sampling import SamplingDefaults
 from common.wire.describe import TokenTable
 

@@ -28,8 +28,8 @@ from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.shapes import PROMPT_LEAST, PROMPT_UNIT, DecodeShapes, prompt_cuts
 from cloud_verifier.progress import Progress, no_progress
 from common.errors import UserError
+from common.llama.load_trial import KeptTable, mark_of
 from common.llama.runtime import LlamaRuntime, default_threads
-from common.llama.trial import KeptTable, mark_of
 
 logger = logging.getLogger(__name__)
 

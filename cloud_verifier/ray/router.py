@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from common.wire.options import KEY_ENTRY
+from common.wire.grpc_options import KEY_ENTRY
 
 
 class SessionRouter(ConsistentHashRouter):  # type: ignore[misc]  # Ray counts as untyped

@@ -27,7 +27,7 @@ from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.interceptor import guarded, guarded_generator
 from common.errors import UnavailableError
 from common.pb import verifier_pb2 as pb
-from common.wire.options import KEEPALIVE_TIME_MS
+from common.wire.grpc_options import KEEPALIVE_TIME_MS
 from common.wire.padding import DOWN_BYTES, pad
 
 logger = logging.getLogger(__name__)

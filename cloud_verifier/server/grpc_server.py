@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.wire.describe import TokenTable
-from common.wire.options import server_options, session_bytes
+from common.wire.grpc_options import server_options, session_bytes
 from common.wire.wire_fields import check_request
 
 

@@ -18,7 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from common.errors import ForerunError, LocalError, PeerError
-from common.wire.options import SMALL_MESSAGE_BYTES
+from common.wire.grpc_options import SMALL_MESSAGE_BYTES
 from common.wire.status import to_status
 from common.wire.wire_fields import check_length
 

@@ -43,7 +43,7 @@ from common.errors import UserError
 from common.privacy import Privacy
 from common.sampling import NO_ADVICE
 from common.wire.describe import TokenTable
-from common.wire.options import host_and_port, is_loopback
+from common.wire.grpc_options import host_and_port, is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from cloud_verifier.server.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.grammar.trial import TrialTurns, in_thread
+from common.grammar.compile_trial import TrialTurns, in_thread
 from common.messages import Close, Finish, Open, Propose
-from common.wire.options import version
+from common.wire.grpc_options import version
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import Snapshot, overview
 from common.errors import UserError
-from common.wire.options import is_loopback
+from common.wire.grpc_options import is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
+from common.grammar.compile_trial import GrammarTrials
 from common.grammar.strings import new_matcher, unforced
 from common.grammar.tokens import Tokens
-from common.grammar.trial import GrammarTrials
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

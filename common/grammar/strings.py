@@ -35,7 +35,7 @@ def limits() -> LLParserLimits:
     """Return the limits of one grammar. A verifier compiles untrusted grammars, and all its sessions wait for
     a mask. Items bound the time of a mask: ambiguous grammars take some 20 ms at most, while rows of 2,000
     items took seconds. A schema of n optional properties has rows of some 2 n items. States, about half a kB
-    each, bound the memory of a grammar's lexer. A compile is bounded elsewhere (`trial`)."""
+    each, bound the memory of a grammar's lexer. A compile is bounded elsewhere (`compile_trial`)."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

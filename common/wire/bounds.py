@@ -25,7 +25,7 @@ MAX_PROMPT_TOKENS = 1_000_000
 """The longest contexts served today have about a million positions."""
 
 MAX_COMMITTED_TOKENS = 1_000_000
-"""Same as the prompt's limit; both at once fit `options.MAX_MESSAGE_BYTES` up to token id 2^28."""
+"""Same as the prompt's limit; both at once fit `grpc_options.MAX_MESSAGE_BYTES` up to token id 2^28."""
 
 MAX_NODES = MAX_NODES_PER_PROPOSE
 """Nodes of one Propose. A step evaluates tens of nodes for a session; more ahead of it would not be used."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
-from common.wire.options import MAX_MESSAGE_BYTES
+from common.wire.grpc_options import MAX_MESSAGE_BYTES
 
 UP_BYTES, DOWN_BYTES = 128, 64
 """Under the adaptive policy 99 of 100 Proposes of the demo pair had at most 95 bytes, and the longest of 597

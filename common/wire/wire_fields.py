@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import PeerError
 from common.pb import verifier_pb2 as pb
-from common.wire.options import session_bytes
+from common.wire.grpc_options import session_bytes
 
 MAX_FIELDS = 8192
 """Most fields of one message, nested fields included. An `Open` with 1,024 biases has some 3,100; packed

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import UserError
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 
 UNIX = "unix:"
 OWNER_ONLY = 0o177

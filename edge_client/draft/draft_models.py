@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from common.child import available_memory
+from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
-from common.llama.trial import ModelTrials
 from common.vocabulary import Vocabulary
 from edge_client.draft.measure_pace import KeptPaces
 from edge_client.draft.shared_model import SharedDraftModel

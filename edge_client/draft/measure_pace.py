@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LocalError, UserError
+from common.llama.load_trial import KeptTable, release
 from common.llama.runtime import LlamaRuntime
-from common.llama.trial import KeptTable, release
 from edge_client.core.draft_pace import DraftPace
 
 logger = logging.getLogger(__name__)

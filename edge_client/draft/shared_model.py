@@ -10,12 +10,12 @@ from enum import Enum
 from pathlib import Path
 
 from common.errors import ForerunError, UserError
-from common.grammar.trial import in_thread
+from common.grammar.compile_trial import in_thread
 from common.llama.files import find_model
 from common.llama.library import free_memory
+from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.llama.trial import ModelTrials
 from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_pace import DraftPace

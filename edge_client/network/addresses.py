@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from common.errors import UnavailableError, UserError
-from common.wire.options import host_and_port, is_loopback
+from common.wire.grpc_options import host_and_port, is_loopback
 
 RESOLVE_TIME = 2.0
 """Seconds for a name server's answer."""

@@ -22,7 +22,7 @@ from common.privacy import Privacy
 from common.vocabulary import Vocabulary, explain_mismatch
 from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.describe import Description, decode_description, encode_describe_request
-from common.wire.options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
+from common.wire.grpc_options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
 from common.wire.padding import down_grain, pad, pad_open, up_grain
 from common.wire.status import to_error
 from edge_client.network.client_tls import LiveClientTls, Metadata, TlsSettings

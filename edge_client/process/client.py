@@ -21,7 +21,7 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import read_token
 from edge_client.process.run_file import DaemonRecord

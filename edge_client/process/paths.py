@@ -51,7 +51,7 @@ class EdgePaths:
 
     @property
     def tried(self) -> Path:
-        """The record of loadable draft files (`common.llama.trial`)."""
+        """The record of loadable draft files (`common.llama.load_trial`)."""
         return self.state / "tried.json"
 
     @property

@@ -75,8 +75,8 @@ def _run(options: IndexOptions) -> int:
     wanted = _given(options, folder) or {path: found.roots for path, found in _all(folder)}
     if not wanted:
         raise UserError("there is no index to update; name a folder or file to index")
+    from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaModel, LlamaSettings
-    from common.llama.trial import ModelTrials
     from common.vocabulary import Vocabulary
 
     draft = options.draft or _daemons_draft(options)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.errors import UserError
 from common.privacy import LEVELS, Privacy
-from common.wire.options import host_and_port, is_loopback
+from common.wire.grpc_options import host_and_port, is_loopback
 from edge_client.network.addresses import parse_address
 from edge_client.process.paths import find_paths
 from forerun.options import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.errors import ForerunError, UserError
 from common.llama.library import extra_bufts_are_safe
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 from edge_client.process import run_file as daemon_file
 from edge_client.process.client import client_of
 from edge_client.process.paths import EdgePaths, expand, read_token

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.errors import ForerunError, UserError
 from common.wire.describe import Description
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings, explain
 from edge_client.process.paths import expand

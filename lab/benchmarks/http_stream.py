@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from common.wire.options import host_and_port
+from common.wire.grpc_options import host_and_port
 
 
 class BrokenError(Exception):

@@ -27,7 +27,7 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.vocabulary import Vocabulary
 from common.wire.codec import decode_request
-from common.wire.options import MAX_MESSAGE_BYTES, server_options
+from common.wire.grpc_options import MAX_MESSAGE_BYTES, server_options
 from common.wire.wire_fields import check_padding, check_request
 from edge_client.core.effects import Effect, Send
 from edge_client.core.policies import make_policy

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from cloud_verifier.core.arrivals import NO_OFFERS, Arrivals
 from common.acceptance import COUPLED
 from common.errors import Code, UserError
-from common.hints import hint_at
 from common.messages import (
     Close,
     Commit,
@@ -30,6 +29,7 @@ from common.messages import (
     ServerMessage,
 )
 from common.tree import Node, SpeculationTree
+from common.tree_hints import hint_at
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import GrowthPolicy, TokenCandidate

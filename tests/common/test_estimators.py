@@ -13,7 +13,6 @@ from common.estimators import (
     LinearTimeEstimator,
     RatioEstimator,
     RttEstimator,
-    StepTimeEstimator,
     WidthTimes,
 )
 from tests import wording
@@ -98,7 +97,7 @@ def test_ratios_refuse_nonsense() -> None:
 
 
 def test_times_learn_a_line() -> None:
-    times = StepTimeEstimator()
+    times = LinearTimeEstimator()
     for step in range(200):
         width = 1 + step * 7 % 13
         times.sample(width, 0.012 + 0.0009 * width)
@@ -135,7 +134,7 @@ def test_times_follow_a_change() -> None:
 def test_predictions_are_never_negative_and_never_fall_with_width(
     samples: list[tuple[int, float]], width: int
 ) -> None:
-    times = StepTimeEstimator()
+    times = LinearTimeEstimator()
     for rows, duration in samples:
         times.sample(rows, duration)
     assert -1e-12 <= times.predict(width) <= times.predict(width + 1) < math.inf
@@ -144,7 +143,7 @@ def test_predictions_are_never_negative_and_never_fall_with_width(
 def test_times_refuse_nonsense() -> None:
     for width, duration in ((-1, 0.1), (1, -0.1), (1, math.nan)):
         with pytest.raises(LocalError):
-            StepTimeEstimator().sample(width, duration)
+            LinearTimeEstimator().sample(width, duration)
 
 
 Q8_0 = {1: 0.023, 2: 0.085, 3: 0.106, 4: 0.124, 8: 0.135}

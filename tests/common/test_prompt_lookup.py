@@ -17,7 +17,6 @@ from common.prompt_lookup import (
     PromptLookup,
     SharedTexts,
     grow_guesses,
-    likeliest_path,
 )
 from common.suffix_index import GrowingIndex
 from common.tree import Node, SpeculationTree
@@ -279,7 +278,7 @@ def test_guesses_go_on_where_the_likeliest_path_ends() -> None:
     tree.grow(tree.tip, 5, -3.0)
     grow_guesses(tree, PromptLookup(text), last_position=30, most=1)
     assert [tree.live[child].token for child in drafted.children.values()] == [3]
-    assert [node.token for node in likeliest_path(tree)] == [2, 3]
+    assert [node.token for node in tree.likeliest_path()] == [2, 3]
 
 
 def test_no_guess_lies_where_it_could_save_nothing() -> None:

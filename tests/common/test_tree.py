@@ -44,12 +44,12 @@ def test_a_node_stands_one_position_below_its_parent_and_its_logprobs_add_up() -
 
 def test_the_likeliest_path_follows_the_likeliest_child() -> None:
     tree = SpeculationTree((9,))
-    assert tree.likeliest() == []
+    assert tree.likeliest_path() == []
     make_path(tree, (1, 2), logprob=-1.0)
     make_path(tree, (3,), logprob=-0.1)
-    assert tree.likeliest() == [3]
+    assert [node.token for node in tree.likeliest_path()] == [3]
     tree.advance(1)
-    assert tree.likeliest() == [2]
+    assert [node.token for node in tree.likeliest_path()] == [2]
 
 
 def test_duplicates_merge_into_one_node() -> None:

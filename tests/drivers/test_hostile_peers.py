@@ -19,7 +19,7 @@ from common.errors import CapacityError
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
-from common.wire import options
+from common.wire import grpc_options
 from common.wire.codec import encode_request
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
@@ -131,8 +131,8 @@ async def test_a_flood_of_pings_is_cut_and_others_go_on() -> None:
     "said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a greeting", "no settings"]
 )
 async def test_who_connects_and_says_too_little_is_cut(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert options.HANDSHAKE_TIMEOUT_MS == 10_000
-    monkeypatch.setattr(options, "HANDSHAKE_TIMEOUT_MS", 300)
+    assert grpc_options.HANDSHAKE_TIMEOUT_MS == 10_000
+    monkeypatch.setattr(grpc_options, "HANDSHAKE_TIMEOUT_MS", 300)
     async with running() as system, RawPeer(system.server.port) as peer:
         peer.send(said)
         async with asyncio.timeout(30):

@@ -25,7 +25,7 @@ from common.messages import Close, Open
 from common.pb.verifier_pb2_grpc import VerifierServiceStub
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from common.wire.options import KEEPALIVE_TIME_MS, channel_options
+from common.wire.grpc_options import KEEPALIVE_TIME_MS, channel_options
 from common.wire.status import to_detail, to_error
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel

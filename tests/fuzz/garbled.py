@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from common.pb import verifier_pb2 as pb
-from common.wire.options import MAX_MESSAGE_BYTES
+from common.wire.grpc_options import MAX_MESSAGE_BYTES
 from tests.fuzz.cases import DEADLINES, ENDS, HURRY, STEPS, Case, Event, Send
 from tests.fuzz.meaningless import CLOSE, openings, proposals
 

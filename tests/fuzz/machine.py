@@ -27,7 +27,7 @@ from common.pb import verifier_pb2 as pb
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.codec import decode_request, encode_response
-from common.wire.options import MAX_MESSAGE_BYTES
+from common.wire.grpc_options import MAX_MESSAGE_BYTES
 from common.wire.status import to_status
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_all_returned, check_status, no_complaint

@@ -98,9 +98,9 @@ def _read(tally: Tally, what: str, read: Callable[[], object]) -> bool:
 def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
-    from common.llama import library, runtime, trial_child  # noqa: F401
+    from common.llama import library, load_trial_child, runtime  # noqa: F401
     from common.llama.files import find_model
-    from common.llama.trial import TrialRequest
+    from common.llama.load_trial import TrialRequest
     from edge_client.draft import group  # noqa: F401
     from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
@@ -119,7 +119,7 @@ def _gguf(folder: Path) -> Play:
             verdict = "refused by our reader"
         else:
             asked = TrialRequest(str(path), weights=True, gpu_layers=0, batch_invariant=True)
-            verdict = _verdict(_forked(lambda: trial_child.try_file(asked)))
+            verdict = _verdict(_forked(lambda: load_trial_child.try_file(asked)))
         tally.outcomes[f"gguf: {verdict}"] += 1
         if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:
             tally.broken.append(f"gguf {seed} ({name}): passed its trial, then {end}")
@@ -185,8 +185,8 @@ def _as_the_daemon(path: Path) -> None:
 
 
 def _ask_trials(path: Path, seed: int, verdict: str, tally: Tally) -> None:
+    from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaSettings
-    from common.llama.trial import ModelTrials
 
     passed = _read_slowly(lambda: ModelTrials().ensure(LlamaSettings(str(path)), weights=True))
     tally.outcomes["gguf: asked of Trials, too"] += 1

@@ -19,11 +19,11 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import COUPLED, Acceptance
 from common.chances import Chances
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
-from common.hints import hint_at
 from common.messages import Close, Commit, Drain, Open, Propose, ServerMessage, TokenLogprobs
 from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
+from common.tree_hints import hint_at
 from edge_client.core import effects as edge_effects
 from edge_client.core.draft_pace import AFTER_REST, DraftPace
 from edge_client.core.effects import NOTHING_READ, Mode, ReadingTime, SessionConfig

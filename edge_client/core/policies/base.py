@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from common.calibration import Survival
 from common.errors import UserError
-from common.estimators import IntervalEstimator, RatioEstimator, RttEstimator, StepTimeEstimator
+from common.estimators import IntervalEstimator, LinearTimeEstimator, RatioEstimator, RttEstimator
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_pace import DraftPace
 from edge_client.core.server_pace import ServerPace
@@ -37,7 +37,7 @@ class GrowthView:
     credit: int  # live nodes the verifier will hold
     rtt: RttEstimator = field(default_factory=RttEstimator)
     pace: DraftPace = field(default_factory=DraftPace)  # of the draft model, over all its texts
-    step_time: StepTimeEstimator = field(default_factory=StepTimeEstimator)  # of a target step, by nodes
+    step_time: LinearTimeEstimator = field(default_factory=LinearTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     survival: Survival = field(default_factory=Survival)  # of the draft's best candidates
     turn: IntervalEstimator = field(default_factory=lambda: IntervalEstimator(0.030))  # a step and its queue

@@ -14,7 +14,7 @@ from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
 from cloud_verifier.llama.probe import probe
 from cloud_verifier.llama.repeats import count_repeats
 from common.errors import UserError
-from common.llama import trial
+from common.llama import load_trial
 from common.sampling import SamplingParams
 from tests.cloud_verifier.llama.test_engine import PROMPT, text_alone
 from tests.support.served import written
@@ -95,13 +95,13 @@ def test_what_is_no_attention_only_decoder_is_refused_before_its_weights_are_loa
 ) -> None:
     from tests.edge_client.draft.tiny_architectures import write_header
 
-    tried, run = list[bool](), trial._try
+    tried, run = list[bool](), load_trial._try
 
-    def counted(what: trial.TrialRequest, limit: float) -> None:
+    def counted(what: load_trial.TrialRequest, limit: float) -> None:
         tried.append(what.weights)
         run(what, limit)
 
-    monkeypatch.setattr(trial, "_try", counted)
+    monkeypatch.setattr(load_trial, "_try", counted)
     architecture, more = REFUSED[name]
     path = write_header(tmp_path / "tiny.gguf", architecture, more)
     with pytest.raises(UserError):

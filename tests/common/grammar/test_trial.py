@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 
 from common.errors import CapacityError, UserError
-from common.grammar import Tokens, trial
-from common.grammar.trial import MAX_WAITING, GrammarTrials, TrialTurns, in_thread
+from common.grammar import Tokens, compile_trial
+from common.grammar.compile_trial import MAX_WAITING, GrammarTrials, TrialTurns, in_thread
 from tests import wording
 from tests.common.grammar import vocabulary as v
 
@@ -90,7 +90,7 @@ def test_a_trial_that_a_busy_machine_does_not_end_refuses_no_grammar(trials: Gra
 
 def test_a_compile_that_hardly_runs_is_ended_by_the_clock() -> None:
     code = (
-        "from common.grammar import Tokens, trial_child as child\n"
+        "from common.grammar import Tokens, compile_trial_child as child\n"
         "from tests.common.grammar import vocabulary as v\n"
         "tokens = Tokens(v.PIECES, v.SPECIAL, v.EOS, v.WIDTH); tokens.tokenizer; child.PATIENCE = 0.0;"
         "print(child._tried('start: /a/', tokens))"
@@ -138,9 +138,9 @@ async def test_a_thread_that_cannot_begin_holds_no_turn(monkeypatch: pytest.Monk
     def fail(work: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    turns, done = trial.TrialTurns(), list[int]()
+    turns, done = compile_trial.TrialTurns(), list[int]()
     with monkeypatch.context() as patched:
-        patched.setattr(trial, "in_thread", fail)
+        patched.setattr(compile_trial, "in_thread", fail)
         with pytest.raises(RuntimeError):
             await turns.run("t", "", lambda: None)
     await turns.run("t", "", lambda: done.append(1))

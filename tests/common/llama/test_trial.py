@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from common.llama import trial
+from common.llama import load_trial
+from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaSettings
-from common.llama.trial import ModelTrials
 from tests import wording
 
 pytestmark = pytest.mark.llama
@@ -27,15 +27,15 @@ def file(model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[trial.TrialRequest]:
+def children(monkeypatch: pytest.MonkeyPatch) -> list[load_trial.TrialRequest]:
     """What children were asked, each run as it is."""
-    asked, run = [], trial._try
+    asked, run = [], load_trial._try
 
-    def count(what: trial.TrialRequest, limit: float) -> None:
+    def count(what: load_trial.TrialRequest, limit: float) -> None:
         asked.append(what)
         run(what, limit)
 
-    monkeypatch.setattr(trial, "_try", count)
+    monkeypatch.setattr(load_trial, "_try", count)
     return asked
 
 
@@ -45,7 +45,7 @@ def deadly(model: Path) -> bytes:
 
 
 def test_a_file_is_tried_once_and_known_by_the_next_daemon(
-    file: Path, tmp_path: Path, children: list[trial.TrialRequest]
+    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest]
 ) -> None:
     settings, record = LlamaSettings(str(file)), tmp_path / "tried.json"
     ModelTrials(record).ensure(settings, weights=False)
@@ -58,7 +58,7 @@ def test_a_file_is_tried_once_and_known_by_the_next_daemon(
 
 
 def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
-    file: Path, tmp_path: Path, children: list[trial.TrialRequest]
+    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest]
 ) -> None:
     trials, settings = ModelTrials(tmp_path / "tried.json"), LlamaSettings(str(file))
     trials.ensure(settings, weights=False)
@@ -76,7 +76,7 @@ def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
     ]
 
 
-def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[trial.TrialRequest]) -> None:
+def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[load_trial.TrialRequest]) -> None:
     whole = file.read_bytes()
     for length, costs in ((0, 0), (20, 0), (24, 1), (len(whole) // 2, 1), (len(whole) - 100, 1)):
         children.clear()
@@ -103,8 +103,8 @@ def test_a_file_that_llama_cpp_refuses_gives_its_words(model: Path, file: Path) 
 
 def test_a_child_that_hangs_is_ended(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(trial, "CHILD", "hangs")
-    monkeypatch.setattr(trial, "PATIENCE", 0.1)
+    monkeypatch.setattr(load_trial, "CHILD", "hangs")
+    monkeypatch.setattr(load_trial, "PATIENCE", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with wording.raises(UserError):
         ModelTrials().ensure(LlamaSettings(str(file)), weights=False)
@@ -112,7 +112,7 @@ def test_a_child_that_hangs_is_ended(file: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"/a": 3}', "{" * 100, "\0" * (1 << 18)])
 def test_a_record_that_cannot_be_read_is_nothing(
-    file: Path, tmp_path: Path, children: list[trial.TrialRequest], content: str
+    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest], content: str
 ) -> None:
     record = tmp_path / "tried.json"
     record.write_text(content)
@@ -129,12 +129,12 @@ def test_a_record_that_cannot_be_written_is_told_and_costs_no_more(
 
 
 def test_the_oldest_file_is_forgotten(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_try", lambda asked, limit: None)
+    monkeypatch.setattr(load_trial, "_try", lambda asked, limit: None)
     record = tmp_path / "tried.json"
-    for number in range(trial.MAX_KEPT + 1):
+    for number in range(load_trial.MAX_KEPT + 1):
         copy = tmp_path / f"{number}.gguf"
         copy.write_bytes(file.read_bytes())
         ModelTrials(record).ensure(LlamaSettings(str(copy)), weights=False)
     assert [Path(name).stem for name in json.loads(record.read_text())] == [
-        str(number) for number in range(1, trial.MAX_KEPT + 1)
+        str(number) for number in range(1, load_trial.MAX_KEPT + 1)
     ]

@@ -13,7 +13,7 @@ from common.pb import verifier_pb2 as pb
 from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
 from common.wire import bounds
 from common.wire.codec import decode_request, decode_response, encode_request
-from common.wire.options import MAX_MESSAGE_BYTES
+from common.wire.grpc_options import MAX_MESSAGE_BYTES
 from tests import wording
 
 BIG = 2**32 - 1

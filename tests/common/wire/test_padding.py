@@ -12,7 +12,7 @@ from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.sampling import MAX_GRAMMAR_BYTES, MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
 from common.wire.codec import decode_request, encode_request
-from common.wire.options import MAX_MESSAGE_BYTES, session_bytes
+from common.wire.grpc_options import MAX_MESSAGE_BYTES, session_bytes
 from common.wire.padding import (
     DRAWN_UP_BYTES,
     LEAST_OPEN_BYTES,

@@ -17,7 +17,7 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.wire.options import channel_options, server_options, session_bytes
+from common.wire.grpc_options import channel_options, server_options, session_bytes
 from common.wire.status import (
     DETAIL_KEY,
     MAX_MESSAGE_CHARS,

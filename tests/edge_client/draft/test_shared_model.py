@@ -202,7 +202,7 @@ def copied(path: Path, folder: Path, change: Callable[[bytes], bytes] = bytes) -
 async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
     path: Path, tmp_path: Path
 ) -> None:
-    from common.llama.trial import ModelTrials
+    from common.llama.load_trial import ModelTrials
 
     file, trials = copied(path, tmp_path), ModelTrials(tmp_path / "tried.json")
     model = SharedDraftModel(settings(file), trials=trials)

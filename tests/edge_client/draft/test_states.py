@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.llama.trial import ModelTrials
 from common.sampling import SamplingParams
 from edge_client.core.effects import Expansion
 from edge_client.draft.group import MemberDrafter

@@ -8,10 +8,10 @@ import pytest
 
 from common.acceptance import make_acceptance
 from common.errors import PeerError
-from common.hints import hint_at
 from common.messages import Commit, Hint, Open, Opened, Propose
 from common.sampling import SamplingParams
 from common.tree import Node
+from common.tree_hints import hint_at
 from edge_client.core.effects import Expand, Expansion, Send, SessionConfig
 from edge_client.core.policies import GrowthPolicy, OffPolicy, SyncPolicy, TreePolicy
 from edge_client.core.session import EdgeSession
@@ -97,10 +97,10 @@ def test_a_place_is_named_by_a_sent_node_or_by_the_text_and_a_path() -> None:
     session.on_message(Hint(0, 1, (), (5,)), 1.1)  # sent as node 1
     session.on_message(Hint(1, 0, (), (6,)), 1.2)
     session.on_message(Hint(1, 0, (6,), (9,)), 1.3)
-    assert session.tree.likeliest() == [5, 6, 9]
+    assert [node.token for node in session.tree.likeliest_path()] == [5, 6, 9]
     session.on_message(Commit(2, (5,)), 1.4)
     session.on_message(Hint(0, 2, (6, 9), (3,)), 1.5)
-    assert session.tree.likeliest() == [6, 9, 3]
+    assert [node.token for node in session.tree.likeliest_path()] == [6, 9, 3]
     session.check_integrity()
 
 

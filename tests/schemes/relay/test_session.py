@@ -8,7 +8,6 @@ import pytest
 
 from common.acceptance import make_acceptance
 from common.errors import PeerError, UnavailableError, UserError
-from common.hints import hint_at
 from common.messages import (
     MAX_NODES,
     Close,
@@ -22,6 +21,7 @@ from common.messages import (
     ServerMessage,
 )
 from common.sampling import SamplingParams
+from common.tree_hints import hint_at
 from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
 from edge_client.core.policies import TreePolicy
 from edge_client.core.session import StreamState

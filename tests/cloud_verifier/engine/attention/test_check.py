@@ -62,7 +62,7 @@ def test_the_reference_backend_is_within_rounding(sizes: str, terms: str, dtype:
     assert error_of(TorchRefBackend(), shape_of(terms, dtype, sizes)) < 0.8
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # the finest and the coarsest
 @pytest.mark.parametrize(("kind", "terms"), [(kind, one) for kind, many in MISTAKES.items() for one in many])
 def test_every_mistake_is_more_than_rounding(kind: str, terms: str, dtype: str) -> None:
     assert error_of(Mistaken(kind), shape_of(terms, dtype)) > 1.3

@@ -1,4 +1,4 @@
-"""Try untrusted grammars in a separate process (`trial_child`) before they are compiled here.
+"""Try untrusted grammars in a separate process (`compile_trial_child`) before they are compiled here.
 
 llguidance's limits do not bound a compile: 75 bytes of JSON schema take gigabytes and minutes, and a thread
 cannot be ended. A grammar that passes its trial costs this process little, so it is compiled here as well.
@@ -19,7 +19,7 @@ from common.child import ChildProcess
 from common.errors import CapacityError, UserError
 from common.grammar.tokens import Tokens
 
-CHILD = "common.grammar.trial_child"
+CHILD = "common.grammar.compile_trial_child"
 
 MAX_PROCESSES = 2
 """Trials at once. The trials of one tenant follow each other (`TrialTurns`)."""

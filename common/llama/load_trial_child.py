@@ -1,4 +1,4 @@
-"""The process that first loads a model's file (`common.llama.trial`).
+"""The process that first loads a model's file (`common.llama.load_trial`).
 
 It reads one JSON object (`TrialRequest`). It ends with 0 if the file can be loaded and used.
 It ends with 1 and a sentence on standard output for a refused file, and by a signal if llama.cpp crashes.
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from common.child import die_first, limit
 from common.errors import UserError
 from common.llama.library import library
+from common.llama.load_trial import TrialRequest
 from common.llama.model import LlamaModel, LlamaSettings
-from common.llama.trial import TrialRequest
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime

@@ -1,6 +1,6 @@
-"""Tries grammars in processes of their own, for `trial`, which starts this one and ends it.
+"""Tries grammars in processes of their own, for `compile_trial`, which starts this one and ends it.
 
-    python -m common.grammar.trial_child
+    python -m common.grammar.compile_trial_child
 
 The first line of JSON on standard input describes the vocabulary, each further line brings a `grammar`. For
 each grammar one line goes out: `fits` with the bytes that it takes, `refused` with llguidance's words, or

@@ -2,7 +2,7 @@
 
 A malformed file can end the process in llama.cpp: by an assertion, a bad pointer or exhausted memory. A
 daemon that loads such a file would die with all its texts, and again at its next start; a verifier would say
-nothing. So a child (`trial_child`) loads an unknown file first, for its tokens alone or with its weights and
+nothing. So a child (`load_trial_child`) loads an unknown file first, for its tokens alone or with weights and
 a decode. A `UserError` says what ended the child. A file that has passed is recorded by place, size, times
 and inode in the state folder and is not tried again.
 """
@@ -28,7 +28,7 @@ from common.llama.model import LlamaSettings
 
 logger = logging.getLogger(__name__)
 
-CHILD = "common.llama.trial_child"
+CHILD = "common.llama.load_trial_child"
 RULES = 1
 """Version of the trial's checks. A file that has passed an older version is tried again."""
 
