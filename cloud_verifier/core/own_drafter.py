@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from cloud_verifier.core.draft_account import new_pace
 from cloud_verifier.core.engine_protocol import Followers, GuessPlan, GuessResult
-from cloud_verifier.core.sources import ProposalSource
+from cloud_verifier.core.sources import VerifierSource
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.calibration import Beliefs, Calibration, promised
 from common.estimators import RatioEstimator
@@ -120,7 +120,7 @@ class Wins:
             self._shared.note(coverage, depth, run, won, cost)
 
 
-class OwnGuesses(ProposalSource):
+class OwnGuesses(VerifierSource):
     """Keeps the own drafter's guesses in one session's tree. Driven by the session and by `Guessing`.
 
     Args: tree; calibration, of the drafter's scores; last_position, where a guess would save no step; wins.
@@ -175,12 +175,13 @@ class OwnGuesses(ProposalSource):
     def proposed(self, node: Node) -> bool:
         return node.id in self._guessed
 
-    def learn(self, tree: SpeculationTree, token: int) -> None:
-        followers = self._said.pop(tree.tip.id, None)
+    def learn(self, node: int, token: int) -> None:
+        followers = self._said.pop(node, None)
         if followers is not None:
             known = token in followers.tokens
             self.calibration.observe(followers.scores, followers.tokens.index(token) if known else None)
-        child = tree.live.get(tree.tip.children.get(token, 0))
+        live = self._tree.live
+        child = live.get(live[node].children.get(token, 0))
         self._written.append(child is not None and self.made(child))
 
     def forget(self, tree: SpeculationTree, nodes: Sequence[Node]) -> None:

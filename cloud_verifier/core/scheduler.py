@@ -40,7 +40,7 @@ from cloud_verifier.core.own_drafter import Guessing
 from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.quotas import Quotas
-from cloud_verifier.core.sources import EarlierText, ProposalSource
+from cloud_verifier.core.sources import RecalledText, VerifierSource
 from cloud_verifier.core.tenants import Tenants
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
@@ -445,11 +445,11 @@ class VerifyScheduler:
         self._look_after(session, now)
         return session
 
-    def _sources(self, request: Open, tenant: str) -> list[ProposalSource]:
+    def _sources(self, request: Open, tenant: str) -> list[VerifierSource]:
         """Return the verifier's own sources of proposals for a session, besides the engine's drafter."""
         if not (self.config.recall and request.fill):
             return []
-        return [EarlierText(PromptLookup(request.prompt, self.tenants.texts.of(tenant)), request.committed)]
+        return [RecalledText(PromptLookup(request.prompt, self.tenants.texts.of(tenant)), request.committed)]
 
     # The step ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from cloud_verifier.core.draft_account import DraftAccount, RowShare
 from cloud_verifier.core.engine_protocol import GuessItem, IntArray, Judge, StepItem
 from cloud_verifier.core.kv_memory import KvMemory, Lease
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.sources import ProposalSource
+from cloud_verifier.core.sources import VerifierSource
 from common.acceptance import AcceptanceRule
 from common.calibration import Confidence
 from common.choice import History
@@ -180,7 +180,7 @@ class VerifySession:
         stop_ids: frozenset[int],
         max_live: int,
         now: float,
-        sources: Sequence[ProposalSource] = (),
+        sources: Sequence[VerifierSource] = (),
         tenant: str = "",
         deadline_at: float | None = None,
         judge: Judge | None = None,
@@ -370,7 +370,7 @@ class VerifySession:
         """Note that the step which the session could join waits for announced nodes."""
         self.ready_at = until
 
-    def add_source(self, source: ProposalSource) -> None:
+    def add_source(self, source: VerifierSource) -> None:
         self._sources.append(source)
 
     def guess(self, most: int) -> None:
@@ -563,7 +563,7 @@ class VerifySession:
             if child is not None and (not child.wire_id or any(each.proposed(child) for each in sources)):
                 progress.guessed |= bit
             for source in sources:
-                source.learn(tree, token)
+                source.learn(tree.tip.id, token)
             tree.advance(token)
             tokens.append(token)
             progress.finish = self.finish_reason()

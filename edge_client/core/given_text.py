@@ -48,8 +48,10 @@ class GivenText(ProposalSource):
         for token in committed:
             self.learn(0, token)
 
-    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
-        """Grow as `ProposalSource.grow`; doubtful nodes, too."""
+    def grow(
+        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
+    ) -> None:
+        """Grow as `TokenSource.grow`; doubtful nodes, too."""
         grow_guesses(tree, self, last, room, from_tip=from_tip)
 
     def learn(self, node: int, token: int) -> None:

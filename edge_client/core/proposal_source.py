@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from common.prompt_lookup import PromptLookup, SharedTexts, grow_guesses
+from common.prompt_lookup import LEAST, PromptLookup, SharedTexts, grow_guesses
+from common.token_source import TokenSource
 from common.tree import SpeculationTree
 from edge_client.core.policies import TokenCandidate
 
@@ -13,18 +14,10 @@ MOST_GUESSED = 32
 trip."""
 
 
-class ProposalSource:
-    """Proposes tokens that no draft model computed. A verb does nothing unless a source has a use for it."""
+class ProposalSource(TokenSource):
+    """Proposes tokens that no draft model computed."""
 
-    copies = False  # from texts
     listens = False  # to what other machines expect
-
-    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
-        """Grow at most `room` nodes below the tip, if `from_tip`, and below the end of the likeliest path.
-
-        Args: last, position of the text's end; surely, the least log-probability (nats) of each node if its
-        parents are right.
-        """
 
     def weigh(self, node: int, candidates: Sequence[TokenCandidate]) -> Sequence[TokenCandidate]:
         """Return the draft model's candidates after a node, the likeliest first, with their chances."""
@@ -38,14 +31,8 @@ class ProposalSource:
         """Return the log chance that the node goes on with a token that nobody expects."""
         return 0.0
 
-    def learn(self, node: int, token: int) -> None:
-        """Learn that the target wrote `token` after the node, the tip until now."""
-
     def forget(self, node: int) -> None:
         """Drop what is known of a node that died."""
-
-    def close(self) -> None:
-        """Let other sessions use this text, which has ended."""
 
 
 class EarlierText(ProposalSource):
@@ -56,7 +43,9 @@ class EarlierText(ProposalSource):
     def __init__(self, begins_with: Sequence[int], shared: SharedTexts) -> None:
         self._lookup = PromptLookup(begins_with, shared)
 
-    def grow(self, tree: SpeculationTree, last: int, room: int, surely: float, *, from_tip: bool) -> None:
+    def grow(
+        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
+    ) -> None:
         grow_guesses(tree, self._lookup, last, min(MOST_GUESSED, room), surely, from_tip=from_tip)
 
     def learn(self, node: int, token: int) -> None:

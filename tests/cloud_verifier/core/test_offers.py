@@ -10,7 +10,7 @@ import pytest
 from cloud_verifier.core.arrivals import Offers, offers_of
 from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
 from cloud_verifier.core.kv_memory import KvMemory
-from cloud_verifier.core.sources import EarlierText, ProposalSource
+from cloud_verifier.core.sources import RecalledText, VerifierSource
 from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
@@ -29,7 +29,7 @@ def opening(acceptance: Acceptance = REJECTION) -> Open:
     return replace(ask(temperature=1.0), acceptance=acceptance)
 
 
-def make(request: Open | None = None, max_live: int = 32, *sources: ProposalSource) -> VerifySession:
+def make(request: Open | None = None, max_live: int = 32, *sources: VerifierSource) -> VerifySession:
     return VerifySession(5, request or opening(), VOCAB, frozenset(), max_live, 0.0, sources)
 
 
@@ -108,7 +108,7 @@ def test_greedy_text_is_decided_by_the_coupled_rule_unless_a_rule_is_made_for_it
 
 def test_guesses_of_the_verifier_are_not_offered_until_the_edge_draws_them() -> None:
     request = replace(opening(), prompt=(2, 7, 3, 2, 7, 3, 2, 7, 3, 2))
-    session, memory = leased(make(request, 32, EarlierText(PromptLookup(request.prompt))))
+    session, memory = leased(make(request, 32, RecalledText(PromptLookup(request.prompt))))
     session.guess(4)
     (guess, *_) = session.tree.speculative()
     assert guess.token == 7

@@ -78,7 +78,7 @@ def test_the_drafter_is_calibrated_by_what_the_target_writes() -> None:
     guesses = own(tree)
     for _ in range(60):  # it claims nine in ten and is wrong each time
         guesses.take([said((), 0.9, 0.1)])
-        guesses.learn(tree, 6)
+        guesses.learn(tree.tip.id, 6)
         tree.advance(6)
     assert guesses.calibration.num_observed == 60
     assert guesses.calibration.confidence.sharpness < 0.5
