@@ -198,23 +198,6 @@ def test_a_chat_is_drafted_here_and_decided_there(daemon: Daemon) -> None:
     assert found.choices[0].message.content == alone.choices[0].message.content
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_json_schema_is_held_to(daemon: Daemon, temperature: float) -> None:
-    found = daemon.openai.chat.completions.create(
-        model="default",
-        messages=[{"role": "user", "content": "person = "}],
-        temperature=temperature,
-        seed=2,
-        max_tokens=200,
-        presence_penalty=1.0,
-        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}},
-    )
-    assert found.choices[0].finish_reason == "stop"
-    told = json.loads(found.choices[0].message.content or "")
-    assert set(told) == {"name", "age"}
-    assert isinstance(told["age"], int)
-
-
 TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "add_person", "description": "adds one", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "properties": {}}}},

@@ -272,29 +272,6 @@ async def test_messages_go_through_the_targets_template() -> None:
     assert answer.json()["choices"][0]["message"]["content"] == alone("abcdef", max_tokens=9)
 
 
-@pytest.mark.parametrize("with_usage", [False, True])
-async def test_a_stream_brings_the_same_text_in_openais_order(with_usage: bool) -> None:
-    more: dict[str, Any] = {"stream_options": {"include_usage": True}} if with_usage else {}
-    async with world() as found:
-        answer = await found.post_chat(stream=True, **more)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    numbers = [int(line[4:]) for line in answer.text.splitlines() if line.startswith("id: ")]
-    assert numbers == list(range(1, len(numbers) + 1))
-    events = events_of(answer.text)
-    if with_usage:
-        usage = events.pop()
-        assert (usage["choices"], usage["usage"]["prompt_tokens"]) == ([], 3)
-    assert not any("usage" in event for event in events)
-    first, *middle, last = events
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in middle) == alone()
-    assert all(event["choices"][0]["finish_reason"] is None for event in (first, *middle))
-    assert last["choices"][0]["delta"] == {}
-    assert last["choices"][0]["finish_reason"] in ("stop", "length")
-    assert {event["id"] for event in events} == {first["id"]}
-    assert {event["object"] for event in events} == {"chat.completion.chunk"}
-
-
 async def test_figures_and_origins_tell_how_it_went() -> None:
     fields: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True, "forerun": {"origins": True}}
     async with world() as found:

@@ -164,15 +164,3 @@ def after(text: str) -> str:
     written = [LETTERS.index(letter) for letter in text]
     whole = target_alone(prompt, SamplingParams(**SAMPLING), EOS, begun=written)
     return "".join(LETTERS[token] for token in whole[len(written) :])
-
-
-async def test_a_client_that_revises_sees_guesses_and_gets_the_targets_text() -> None:
-    async with watched() as found:
-        async for _ in found.stream(forerun={"fallback": "wait", "revise": True}):
-            if len(found.text) >= 20 and not found.ours("guess"):
-                await found.cut()
-            if sum(len(guess["texts"]) for guess in found.ours("guess")) >= 10:
-                await found.link.enable()
-    assert found.text == alone(**SAMPLING)
-    assert found.ours("guess")
-    assert found.ours("device_tokens")[-1] == 0

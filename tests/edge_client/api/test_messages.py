@@ -13,7 +13,7 @@ from edge_client.formats.dialect import ChoiceEnd, StopReason, Usage
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import ArgumentsAdded, CallBegun, Message, MessagePart
 from edge_client.formats.parsed_request import CallRule, ChatPrompt
-from tests.edge_client.formats.test_dialects import ENDED, message_of, said, streamed, thought
+from tests.edge_client.formats.test_dialects import ENDED, said, streamed, thought
 from tests.edge_client.formats.test_dialects import messages_dialect as formed
 
 Json = dict[str, Any]
@@ -331,18 +331,6 @@ def test_parts_become_blocks() -> None:
     usage = last["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 4, 8)
     assert last["forerun"] == ENDED.ours
-
-
-def test_a_whole_response_holds_what_a_stream_does() -> None:
-    usage = Usage(prompt=10, text=8)
-    whole = formed().whole([(message_of(PARTS), ENDED)], usage)
-    blocks = assembled(streamed(formed(), [PARTS], usage=usage))
-    assert [each["type"] for each in whole["content"]] == [each["type"] for each in blocks]
-    assert whole["content"][0]["thinking"] == blocks[0]["given"]
-    assert whole["content"][1]["text"].strip() == blocks[1]["given"].strip()
-    assert [each["id"] for each in whole["content"][2:]] == [each["id"] for each in blocks[2:]]
-    assert [each["input"] for each in whole["content"][2:]] == [{"x": "a"}, {}]
-    assert (whole["type"], whole["role"], whole["stop_reason"]) == ("message", "assistant", "tool_use")
 
 
 @pytest.mark.parametrize(

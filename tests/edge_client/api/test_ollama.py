@@ -8,17 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_client.formats.dialect import ChoiceEnd, StopReason
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import ArgumentsAdded, CallBegun, MessagePart
-from edge_client.formats.ollama import OllamaChat, OllamaGenerate
+from edge_client.formats.ollama import OllamaChat
 from edge_client.formats.parsed_request import ChatPrompt
 from tests.edge_client.api.world import Filling, World, alone, world
 from tests.edge_client.formats.test_dialects import (
     ENDED,
-    TIMES,
     USAGE,
-    heading,
     message_of,
     ollama,
     said,
@@ -38,23 +35,6 @@ PARTS: list[MessagePart] = [
     *(CallBegun(0, "weather"), ArgumentsAdded(0, '{"city": '), ArgumentsAdded(0, '"Oslo"}')),
     CallBegun(1, "time"),
 ]
-
-
-def test_a_message_has_its_thought_and_whole_calls_with_objects_as_arguments() -> None:
-    *chunks, last = streamed(ollama(), [PARTS])
-    messages = [each["message"] for each in chunks]
-    assert [each.get("thinking") for each in messages] == ["hm", None, None, None, None]
-    assert "".join(each["content"] for each in messages) == "I look"
-    calls = [call["function"] for each in messages for call in each.get("tool_calls", [])]
-    assert [(each["name"], each["arguments"]) for each in calls] == [
-        ("weather", {"city": "Oslo"}),
-        ("time", {}),
-    ]
-    ids = [call["id"] for each in messages for call in each.get("tool_calls", [])]
-    assert len(set(ids)) == 2
-    assert not any(each["done"] for each in chunks)
-    assert last["done"]
-    assert last["done_reason"] == "stop"
 
 
 def test_the_whole_message_is_that_of_the_stream() -> None:
@@ -91,15 +71,6 @@ def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
     ids = [each["id"] for each in prompt.messages[1]["tool_calls"]]
     assert len(set(ids)) == 3
     assert [each["tool_call_id"] for each in prompt.messages[2:]] == [ids[at] for at in order]
-
-
-def test_the_last_object_counts_tokens_and_nanoseconds() -> None:
-    (last,) = OllamaGenerate(heading(), None).end(ChoiceEnd(StopReason.LENGTH, None, {**TIMES}), USAGE)
-    assert last["created_at"] == "2023-11-14T22:13:20Z"
-    assert last["done_reason"] == "length"
-    assert (last["prompt_eval_count"], last["eval_count"]) == (9, 7)
-    assert last["total_duration"] == 35_000_000
-    assert (last["prompt_eval_duration"], last["eval_duration"]) == (10_000_000, 20_000_000)
 
 
 async def post(found: World, path: str, **fields: Any) -> httpx.Response:

@@ -201,28 +201,6 @@ async def test_a_name_never_passes_from_the_target_to_the_draft(draft: str, name
         assert it.api.pairs.first.writer(name)[1].value == writer
 
 
-@pytest.mark.parametrize(
-    ("targets", "listed", "pairs"),
-    [
-        (
-            ("same", "same"),
-            "two/same",
-            {"same": "one", "one/same": "one", "two/same": "two", "same@b": "two"},
-        ),
-        (("two", "second"), "one/two", {"two": "two", "two:latest": "two", "one/two": "one"}),
-    ],
-    ids=["the first pair's", "a pair's own name before models"],
-)
-async def test_an_ambiguous_name_has_one_meaning_and_a_qualified_one_says_which(
-    targets: tuple[str, str], listed: str, pairs: dict[str, str]
-) -> None:
-    async with two_pairs(targets=targets, drafts=("a", "b")) as it:
-        assert {name: (await it.text(name))[1] for name in pairs} == {
-            name: alone(pair) for name, pair in pairs.items()
-        }
-        assert listed in await it.models()
-
-
 async def test_a_target_that_has_not_told_its_name_yet_is_waited_for() -> None:
     async with two_pairs() as it:
         verifier = it.texts["two"].verifiers
