@@ -275,11 +275,7 @@ def is_whole(region: Region, body: str) -> bool:
     return bool(tags) and not any(body[a:b].strip() for a, b in zip(ends, starts, strict=True))
 
 
-PARSERS: dict[str, Callable[[str, Json], Any]] = {
-    "text": lambda text, args: text.strip(),
-    "json": _json,
-    "xml-inline": _xml_inline,
-}
+PARSERS: dict[str, Callable[[str, Json], Any]] = {"json": _json, "xml-inline": _xml_inline}
 
 
 # Shapes -----------------------------------------------------------------------------------------------------
