@@ -95,7 +95,7 @@ def test_sides_stay_apart(environment: dict[str, str]) -> None:
     assert "triton" in here("verifier-cuda")
 
 
-def test_what_builds_is_locked_too() -> None:
+def test_build_tools_are_locked() -> None:
     backend = {
         Requirement(text).name
         for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]

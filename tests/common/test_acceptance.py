@@ -73,7 +73,7 @@ def test_a_single_setting_needs_no_name() -> None:
         "reflective:1.5",
     ],
 )
-def test_what_is_not_understood_or_out_of_range_is_told(text: str) -> None:
+def test_an_unknown_rule_or_setting_is_refused(text: str) -> None:
     with wording.raises(UserError):
         make_acceptance(text)
 

@@ -63,7 +63,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 1e-300, 0.1, 1 / 3, 1.0, 7.0]), min_siz
 
 
 @given(WEIGHTS, st.floats(0, 1, exclude_max=True))
-def test_what_is_picked_has_a_weight(weights: list[float], number: float) -> None:
+def test_a_picked_index_has_a_weight(weights: list[float], number: float) -> None:
     assert weights[cell(np.array(weights), number)] > 0
 
 
@@ -96,7 +96,7 @@ def softmax(scores: list[float]) -> np.ndarray:
 
 
 @given(SCORES)
-def test_what_is_made_is_sound_and_near_the_softmax(scores: list[float]) -> None:
+def test_a_quantised_draft_is_valid_and_near_the_softmax(scores: list[float]) -> None:
     tokens = [7 * place for place in range(len(scores))]
     draft = quantised(tokens, scores)
     assert draft.problem() is None
@@ -127,20 +127,20 @@ def test_a_draft_of_nothing_is_a_defect(tokens: list[int], scores: list[float]) 
         (Draft((1, 2), (100, 100)), "sum to 200"),
     ],
 )
-def test_what_is_wrong_with_a_draft_is_said(draft: Draft, words: str) -> None:
+def test_a_bad_draft_is_explained(draft: Draft, words: str) -> None:
     problem = draft.problem()
     assert problem is not None
     assert words in problem
 
 
-def test_what_is_left_over_sums_to_1() -> None:
+def test_the_chances_of_the_remaining_tokens_sum_to_1() -> None:
     draft = Draft((3, 5, 8), (128, 64, 64))
     tokens, chances = draft.after((5,))
     assert (tokens.tolist(), chances.tolist()) == ([3, 8], [2 / 3, 1 / 3])
     assert [len(each) for each in draft.after((3, 5, 8))] == [0, 0]
 
 
-def test_children_are_drawn_without_replacement_with_exactly_the_chances_told() -> None:
+def test_children_are_drawn_without_replacement_by_the_drafts_chances() -> None:
     draft = Draft((3, 5, 8), (150, 100, 6))
     law = law_of(lambda branch: draw(draft, 1, 2, branch))
     chance = {token: count / TOTAL for token, count in zip(draft.tokens, draft.counts, strict=True)}

@@ -47,7 +47,7 @@ def next_tokens(recall: PromptLookup, path: tuple[int, ...] = ()) -> dict[int, f
 # A session's own text -------------------------------------------------------------------------------------
 
 
-def test_what_followed_the_same_tokens_is_guessed() -> None:
+def test_tokens_that_followed_the_same_tokens_are_guessed() -> None:
     assert likeliest(PromptLookup((1, 2, 3, 4, 5, 9, 1, 2)), most=3) == [3, 4, 5]
 
 
@@ -66,12 +66,12 @@ def test_of_equal_matches_the_newest_comes_first_and_all_are_guessed() -> None:
     assert sorted(next_tokens(recall)) == [30, 40]
 
 
-def test_what_followed_more_often_is_guessed_with_a_higher_chance() -> None:
+def test_a_token_that_followed_more_often_has_a_higher_chance() -> None:
     chances = next_tokens(PromptLookup((91, 5, 30, 92, 5, 40, 93, 5, 30, 94, 5, 30, 95, 5)))
     assert chances[30] > 3 * chances[40]
 
 
-def test_what_followed_everywhere_is_trusted_more_than_what_followed_once() -> None:
+def test_a_token_that_followed_everywhere_is_trusted_more_than_one_that_followed_once() -> None:
     once, always = PromptLookup((1, 2, 3, 9, 1, 2)), PromptLookup((1, 2, 3, 9, 1, 2, 3, 8, 1, 2))
     assert next_tokens(always)[3] > next_tokens(once)[3]
 
@@ -113,7 +113,7 @@ def test_nothing_is_guessed_where_guesses_have_been_wrong() -> None:
     assert guessed <= 50  # a row in four steps
 
 
-def test_what_is_promised_is_kept() -> None:
+def test_guesses_are_right_as_often_as_promised() -> None:
     """A text that copies a phrase and errs at one token in five."""
     draw = random.Random(2)
     phrase = [draw.randrange(1000) for _ in range(40)]
@@ -143,7 +143,7 @@ def test_a_guess_is_always_a_place_where_the_text_read_alike(
         paths[at] = [*before, token]
 
 
-def test_asking_changes_nothing() -> None:
+def test_guessing_changes_no_state() -> None:
     one, other = PromptLookup((1, 2, 3, 1, 2)), PromptLookup((1, 2, 3, 1, 2))
     for token in (3, 1, 9, 2, 1, 2):
         other.guess(5)
@@ -164,7 +164,7 @@ def ended(shared: SharedTexts, *tokens: int, prompt: tuple[int, ...] = (0,)) -> 
     written(*tokens, prompt=prompt, shared=shared).close()
 
 
-def test_what_another_text_said_is_guessed_when_that_has_ended() -> None:
+def test_a_text_is_shared_when_it_has_ended() -> None:
     shared = texts()
     recall = written(5, 6, 7, 8, shared=shared)
     assert PromptLookup((3, 0, 5, 6), shared).guess(8) == []
@@ -239,7 +239,7 @@ def dead_branch(recall: PromptLookup) -> None:
     recall.recycle([tip, wrong, below, unknown], (1, 2, 3))
 
 
-def test_what_the_target_said_on_a_dead_branch_is_guessed_where_the_text_comes_there() -> None:
+def test_choices_on_a_dead_branch_are_guessed_when_the_text_gets_there() -> None:
     recall = PromptLookup((1, 2))
     dead_branch(recall)
     assert recall.guess(8) == []

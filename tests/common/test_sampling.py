@@ -70,7 +70,7 @@ def test_a_stop_token_that_cannot_be_is_named(token: int) -> None:
         SamplingParams(stop_token_ids=(1, token))
 
 
-def test_lists_are_bounded() -> None:
+def test_lists_of_parameters_are_bounded() -> None:
     biases = tuple((token, 0.0) for token in range(MAX_LOGIT_BIAS_ENTRIES))
     stops = tuple(range(MAX_STOP_TOKENS))
     assert SamplingParams(logit_bias=biases, stop_token_ids=stops).stop_token_ids == stops
@@ -108,7 +108,7 @@ def test_a_grammar_is_text_of_64_kib_at_most(grammar: object) -> None:
         SamplingParams(grammar=grammar)  # type: ignore[arg-type]  # what callers without types can bring
 
 
-def test_what_came_before_is_read_by_penalties_and_grammars_only() -> None:
+def test_only_penalties_and_grammars_read_the_text() -> None:
     assert SamplingParams(grammar="start: /a/").reads_text
     assert SamplingParams(presence_penalty=0.1).reads_text
     assert not SamplingParams(temperature=0.8, top_k=3, logit_bias=((1, 2.0),)).reads_text

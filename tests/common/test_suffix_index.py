@@ -107,7 +107,7 @@ def test_a_million_look_ups_equal_a_naive_search(monkeypatch: pytest.MonkeyPatch
         check(1000 + seed, 10_000)
 
 
-def test_an_index_without_a_match_says_so() -> None:
+def test_an_index_without_a_match_returns_none() -> None:
     assert GrowingIndex().find((1, 2)) == NO_MATCH
     assert GrowingIndex((1, 2, 3)).find(()) == NO_MATCH
     assert GrowingIndex((1, 2, 3)).find((3,)) == NO_MATCH, "nothing followed it yet"
@@ -126,7 +126,7 @@ def test_tokens_end_where_their_text_ends() -> None:
     assert index.find((8,)) == NO_MATCH, "and never proposed"
 
 
-def test_ids_too_large_to_pack_are_told_apart() -> None:
+def test_ids_too_large_to_pack_are_distinguished() -> None:
     ids = [LARGEST_PACKED + n for n in (0, 1, 2)]
     text = [*ids, 5, *reversed(ids), 6]
     index = frozen(GrowingIndex(text))
@@ -134,7 +134,7 @@ def test_ids_too_large_to_pack_are_told_apart() -> None:
         assert [index.tokens(place, 1) for place in index.places(index.find(tail), 9)] == [[follower]]
 
 
-def test_of_many_places_some_are_shown_from_the_whole_range() -> None:
+def test_places_are_a_sample_of_the_whole_range() -> None:
     index = GrowingIndex([7, 1, 8, 1, 9, 1] * 30)
     match = index.find((1,))
     assert match.num_places == 89

@@ -52,14 +52,6 @@ def test_the_likeliest_path_follows_the_likeliest_child() -> None:
     assert [node.token for node in tree.likeliest_path()] == [2]
 
 
-def test_duplicates_merge_into_one_node() -> None:
-    tree = SpeculationTree((9,))
-    first = tree.grow(tree.tip, 1, -0.25)
-    assert tree.grow(tree.tip, 1, -3.0) is first
-    assert first.logprob == -0.25
-    assert (tree.counts.grown, tree.counts.merged) == (1, 1)
-
-
 def test_the_better_promise_of_a_merged_node_counts_for_all_below_it() -> None:
     tree = SpeculationTree((9,))
     guess = tree.grow(tree.tip, 1, -2.0)
@@ -116,7 +108,7 @@ def test_a_commit_of_a_token_nobody_proposed_kills_every_node() -> None:
     assert tree.num_speculative == 0
 
 
-def test_worth_is_counted_from_the_tip_whoever_made_it() -> None:
+def test_worth_counts_from_the_tip_of_either_side() -> None:
     tree = SpeculationTree((9,))
     _, b = make_path(tree, (1, 2), -0.5)
     assert tree.worth(b) == -1.0

@@ -58,7 +58,7 @@ def test_a_mismatch_is_explained_in_a_sentence() -> None:
     assert verifier.fingerprint.hex() in sentence
 
 
-def test_tables_that_match_or_are_missing_are_said_to() -> None:
+def test_matching_and_missing_tables_are_explained() -> None:
     table = Vocabulary([b"a"])
     wording.keep(explain_mismatch(table, Vocabulary([b"a", None])))
     wording.keep(explain_mismatch(table, Vocabulary([])))

@@ -90,7 +90,7 @@ def test_a_profile_is_its_overlay(profile: str, chart: Path) -> None:
         assert rendered_objects[name] == each, name
 
 
-def test_the_namespace_is_somebody_elses_unless_it_is_asked_for(chart: Path) -> None:
+def test_the_chart_creates_no_namespace_by_default(chart: Path) -> None:
     assert "Namespace/forerun" not in by_title(render(chart, profile="cpu-demo"))
 
 
@@ -135,7 +135,7 @@ def test_an_image_is_set_for_every_container(chart: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", ["gpu", "leaderworkerset"])
-def test_what_is_set_of_verifiers_is_set_of_no_other_pod(profile: str, chart: Path) -> None:
+def test_settings_of_verifiers_change_no_other_pod(profile: str, chart: Path) -> None:
     limits = {"limits": {"cpu": "3", "nvidia.com/gpu": "1"}}
     chosen: Object = {"extraArgs": ["--slots=5"], "resources": limits, "nodeSelector": {"gpu": "h100"}}
     more: Object = {"runtimeClassName": "nvidia", "tolerations": [{"key": "spot", "operator": "Exists"}]}
@@ -213,7 +213,7 @@ def test_values_that_mean_nothing_or_do_not_go_together_are_refused(
     assert at_fault in done.stderr
 
 
-def test_what_changes_the_job_makes_another_one(chart: Path) -> None:
+def test_a_change_of_the_job_renames_it(chart: Path) -> None:
     """A Job cannot be changed: an upgrade to the next image would fail."""
     changes: list[Object] = [
         {},
@@ -232,7 +232,7 @@ def test_what_changes_the_job_makes_another_one(chart: Path) -> None:
     assert names[0] in other, "of the verifiers alone"
 
 
-def test_what_is_the_clusters_can_be_another_releases(chart: Path) -> None:
+def test_objects_of_the_cluster_can_be_left_to_another_release(chart: Path) -> None:
     """Helm refuses a second owner."""
     whole = {each["kind"] for each in render(chart, profile="gateway", addons=["keda", "monitoring"])}
     assert whole & {"PriorityClass", "Namespace", "ClusterRole"} == {"PriorityClass"}

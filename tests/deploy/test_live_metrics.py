@@ -99,7 +99,7 @@ async def edges_page() -> str:
 
 
 @pytest.mark.grpc
-async def test_what_is_asked_of_verifiers_is_there() -> None:
+async def test_queries_ask_for_metrics_that_verifiers_export() -> None:
     live = series_of(await verifiers_page())
     asked = [(who, query) for who, query in queries() if EDGES not in query and SELECTOR.search(query)]
     assert asked
@@ -108,7 +108,7 @@ async def test_what_is_asked_of_verifiers_is_there() -> None:
 
 @pytest.mark.grpc
 @pytest.mark.api
-async def test_what_is_asked_of_edges_is_there() -> None:
+async def test_queries_ask_for_metrics_that_edges_export() -> None:
     live = series_of(await edges_page())
     live["forerun_edge_texts_by_mode"] = [{"mode": "split"}]  # none is being written any more
     asked = [(who, query) for who, query in queries() if EDGES in query]
@@ -116,7 +116,7 @@ async def test_what_is_asked_of_edges_is_there() -> None:
     assert {who: list(complaints(query, live)) for who, query in asked if list(complaints(query, live))} == {}
 
 
-def test_what_is_not_there_is_noticed() -> None:
+def test_a_query_for_a_missing_metric_is_reported() -> None:
     live: Series = {"forerun_refusals_total": [{"code": "INTERNAL"}], "up": [{}]}
     for query, words in {
         "rate(forerun_refusals[5m])": "there is no forerun_refusals",

@@ -40,7 +40,7 @@ def test_hashes_are_made_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.kube
-def test_the_overlay_of_ones_own_renders(tmp_path: Path) -> None:
+def test_the_documented_overlay_renders(tmp_path: Path) -> None:
     """The block as it stands, beside a clone, with hashes."""
     block = TEXT[TEXT.index(OWN) :].partition("\n    kubectl apply -k my-verifiers")[0]
     mine, clone = tmp_path / "my-verifiers", tmp_path / "forerun"

@@ -124,7 +124,7 @@ async def test_a_session_with_a_grammar_is_served_and_one_with_a_bad_one_was_nev
     assert run.session.text != target_alone((1, 2, 3), SAMPLING, EOS)
 
 
-async def test_for_who_has_no_room_no_grammar_is_looked_at() -> None:
+async def test_grammars_are_compiled_only_for_admitted_sessions() -> None:
     bad = Open((1,), replace(SAMPLING, grammar="("), VOCABULARY.fingerprint)
     async with (
         running(SchedulerConfig(max_sessions=1)) as system,
@@ -184,7 +184,7 @@ async def test_describe_health_and_reflection_answer() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-async def test_a_chat_template_is_told_to_those_who_ask(asked: bool) -> None:
+async def test_describe_has_the_chat_template_only_on_request(asked: bool) -> None:
     chat = Chat("{{ messages }}", "<s>", "</s>")
     async with running(chat=chat) as system, VerifierChannel(system.address) as channel:
         description = await channel.describe(include_chat_template=asked)
@@ -206,7 +206,7 @@ async def test_a_broken_heartbeat_ends_the_server_with_its_cause() -> None:
             await asyncio.wait_for(system.server.run_until(asyncio.Event()), 10)
 
 
-async def test_a_heartbeat_that_breaks_during_a_drain_is_told_too() -> None:
+async def test_a_heartbeat_that_breaks_during_a_drain_raises_its_cause() -> None:
     async with running() as system:
         key, _ = system.worker.connect()  # somebody is still here
         system.worker.scheduler.next_step = broken  # type: ignore[method-assign]
@@ -229,7 +229,7 @@ async def refused(address: str, **call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
-async def test_any_grpc_client_is_told_when_to_come_again() -> None:
+async def test_a_refusal_carries_the_standard_retry_delay() -> None:
     config = SchedulerConfig(max_sessions=1)
     async with (
         running(config, step_time=0.01) as system,
@@ -255,7 +255,7 @@ async def test_a_call_whose_deadline_passes_ends_and_frees_its_slots() -> None:
     assert error.code() is Status.DEADLINE_EXCEEDED
 
 
-async def test_a_session_that_stays_is_told_when_the_time_to_leave_is_over() -> None:
+async def test_a_session_that_outlives_the_drain_ends_with_unavailable() -> None:
     """With every token that was committed before: nothing is cut off on the way."""
     async with (
         running(step_time=0.01) as system,

@@ -48,7 +48,7 @@ def leaving(least: Privacy, asked: Open, *told: ServerMessage) -> list[pb.Sessio
         (None, PADDED, PADDED, None),
     ],
 )
-def test_the_stricter_of_both_sides_holds_and_an_old_edge_is_told_nothing(
+def test_the_stricter_privacy_holds_and_an_old_edge_gets_no_level(
     asked: Privacy | None, least: Privacy, held: Privacy, told: Privacy | None
 ) -> None:
     frames = leaving(least, asking(asked), SHORT, FINISH)

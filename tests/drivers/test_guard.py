@@ -63,7 +63,7 @@ async def test_an_unknown_method_is_unimplemented() -> None:
 
 
 @pytest.mark.parametrize("method", ["Session", "Describe"])
-async def test_a_defect_is_told_without_its_insides(
+async def test_a_defect_becomes_a_status_without_details_of_the_code(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def session(self: object, requests: AsyncIterator[Any], context: object) -> AsyncIterator[Any]:

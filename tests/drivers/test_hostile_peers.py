@@ -93,7 +93,7 @@ async def test_an_edge_that_never_reads_is_held_and_then_cut(monkeypatch: pytest
         scheduler.check_integrity()
 
 
-async def test_one_that_reads_slowly_gets_its_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_edge_that_reads_slowly_gets_its_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "FULL", 50 * outbox.TOKEN_BYTES)
     async with running() as system, RawPeer(system.server.port) as peer:
         stalls = list[bool]()
@@ -130,7 +130,9 @@ async def test_a_flood_of_pings_is_cut_and_others_go_on() -> None:
 @pytest.mark.parametrize(
     "said", [b"", PREFACE[:10], PREFACE], ids=["nothing", "half a greeting", "no settings"]
 )
-async def test_who_connects_and_says_too_little_is_cut(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_without_a_handshake_is_closed(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert grpc_options.HANDSHAKE_TIMEOUT_MS == 10_000
     monkeypatch.setattr(grpc_options, "HANDSHAKE_TIMEOUT_MS", 300)
     async with running() as system, RawPeer(system.server.port) as peer:
@@ -190,7 +192,7 @@ async def test_a_refused_stream_leaves_nothing_behind_it() -> None:
             gc.enable()
 
 
-async def test_who_does_not_read_the_token_table_holds_no_more_than_a_few() -> None:
+async def test_a_peer_that_reads_no_token_table_holds_only_a_few() -> None:
     """Each has some 2 MB with a real model, and an answer that has no window waits for ever."""
     async with running() as system, VerifierChannel(system.address) as channel:
         for _ in range(2 * MOST_TABLES):

@@ -51,7 +51,7 @@ def town(tmp_path: Path) -> Town:
 # Certificates -----------------------------------------------------------------------------------------
 
 
-async def test_what_an_edge_says_of_itself_counts_for_nothing(town: Town) -> None:
+async def test_an_edge_cannot_name_its_own_tenant(town: Town) -> None:
     claims = (
         ("x-tenant", "globex"),
         ("tenant", "globex"),
@@ -94,7 +94,7 @@ async def test_a_certificate_that_names_no_tenant_is_refused(town: Town) -> None
         assert refused == Counter(code.value for _, code, _ in NAMELESS)
 
 
-async def test_a_dns_name_that_looks_like_a_uri_is_none(town: Town) -> None:
+async def test_a_dns_name_that_looks_like_a_uri_names_no_tenant(town: Town) -> None:
     """A CA that checks host names only may sign one."""
     name: list[x509.GeneralName] = [x509.DNSName(spiffe_id(DOMAIN, "acme", "d1"))]
     pair = town.authority._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, None)
@@ -213,7 +213,7 @@ async def test_a_token_is_denied_by_its_id(town: Town) -> None:
         assert await write_text(system, own) == WHOLE
 
 
-async def test_streams_of_who_is_denied_end_with_the_sentence_and_others_go_on(town: Town) -> None:
+async def test_streams_of_a_denied_tenant_end_with_the_reason_and_others_continue(town: Town) -> None:
     log = io.StringIO()
     with writing("info", "text", log):
         async with (

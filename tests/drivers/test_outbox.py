@@ -23,13 +23,13 @@ async def taken(outbox: Outbox) -> list[object]:
     return items
 
 
-def test_two_commits_say_together_what_they_said() -> None:
+def test_two_joined_commits_hold_the_content_of_both() -> None:
     both = joined(FIRST, SECOND)
     assert both == Commit(5, (1, 2, 3), 0b110, 3, 40, 12, 300, 9, 5, 2)
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
 
 
-def test_what_is_told_of_tokens_stays_with_them() -> None:
+def test_log_probabilities_stay_with_their_tokens() -> None:
     one, two, three = (TokenLogprobs(-float(token), ((token, -0.5),)) for token in (1, 2, 3))
     first, second = replace(FIRST, logprobs=(one, two)), replace(SECOND, logprobs=(three,))
     assert joined(first, second).logprobs == (one, two, three)
@@ -58,7 +58,7 @@ async def test_no_message_becomes_longer_than_the_wire_allows() -> None:
     assert sizes == [MAX_COMMIT_TOKENS, 1]
 
 
-async def test_who_fills_it_is_told_once_when_it_is_full_and_once_when_half_has_left() -> None:
+async def test_the_outbox_reports_once_that_it_is_full_and_once_that_half_has_left() -> None:
     told = list[bool]()
     outbox, tokens = Outbox(told.append), (7,) * (FULL // TOKEN_BYTES)
     logprobs = tuple(TokenLogprobs(-1.0, ((7, -1.0),)) for _ in range(20))
@@ -74,7 +74,7 @@ async def test_who_fills_it_is_told_once_when_it_is_full_and_once_when_half_has_
     assert told == [True, False]
 
 
-async def test_tokens_that_one_step_may_bring_never_fill_it_however_much_is_told_of_each() -> None:
+async def test_tokens_of_one_step_never_fill_the_outbox() -> None:
     told = list[bool]()
     outbox = Outbox(told.append)
     logprobs = TokenLogprobs(-1.0, tuple((token, -1.0) for token in range(20)))

@@ -93,7 +93,7 @@ async def test_a_text_is_the_targets() -> None:
 
 
 @pytest.mark.parametrize("method", ["Session", "Describe"])
-async def test_who_is_nobody_gets_his_status_beside_something_that_is_yielded(method: str) -> None:
+async def test_an_unknown_caller_gets_a_status_beside_an_empty_answer(method: str) -> None:
     served, _worker, heart = face(CertificateIdentity())
     context = Context()
     async with heart:

@@ -133,7 +133,7 @@ PAGES: dict[str, Callable[[Snapshot], str]] = {
 
 
 @pytest.mark.parametrize("style", FORMATS)
-async def test_nothing_tells_what_was_asked_or_written(style: str) -> None:
+async def test_no_log_metric_or_view_shows_prompts_or_texts(style: str) -> None:
     """At the most talkative level, of sessions that are open and of those that are over."""
     log = io.StringIO()
     with writing("debug", style, log):
@@ -160,7 +160,7 @@ async def test_nothing_tells_what_was_asked_or_written(style: str) -> None:
         assert "canary" not in text, name
 
 
-async def test_the_log_tells_who_came_and_what_became_of_them() -> None:
+async def test_the_log_has_the_end_of_every_session() -> None:
     log = io.StringIO()
     with writing("info", "json", log):
         async with telling() as (worker, stub):

@@ -235,7 +235,7 @@ async def test_health_needs_no_identity(town: Town) -> None:
 
 
 @pytest.mark.parametrize("style", FORMATS)
-async def test_no_log_metric_or_view_tells_a_token_a_key_or_a_certificate(style: str, town: Town) -> None:
+async def test_no_log_metric_or_view_shows_a_token_a_key_or_a_certificate(style: str, town: Town) -> None:
     """At the most talkative level, of calls that are let in and of those that are not."""
     log = io.StringIO()
     good = town.bearer(town.token())

@@ -159,7 +159,7 @@ async def test_a_lost_slot_stops_a_verifier_that_rests() -> None:
         await asyncio.wait_for(heartbeat, 20)
 
 
-async def test_who_goes_within_a_step_is_in_no_later_one() -> None:
+async def test_a_session_that_leaves_within_a_step_is_in_no_later_one() -> None:
     """A cancelled call costs the rest of one step, and of one more if that was planned ahead."""
     plans = list[list[int]]()
     worker = worker_with(lambda plan: plans.append([item.session for item in plan.items]))

@@ -101,7 +101,7 @@ def test_most_cases_get_beyond_the_door() -> None:
         "x" * 1025,
     ],
 )
-def test_what_tells_too_much_or_nothing_is_no_answer(sentence: str) -> None:
+def test_a_sentence_that_is_empty_or_shows_the_code_breaks_a_law(sentence: str) -> None:
     with pytest.raises(Broken):
         check_sentence(sentence)
 

@@ -117,7 +117,7 @@ def test_each_kind_is_made_and_can_be_compiled() -> None:
     assert made[0] == made[1]
 
 
-def test_what_is_wrong_is_told_in_the_librarys_words() -> None:
+def test_a_bad_grammar_has_the_message_of_the_library() -> None:
     with wording.raises(UserError):
         json_schema_grammar({"type": "intger"})
     with wording.raises(UserError):

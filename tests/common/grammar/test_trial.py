@@ -48,13 +48,13 @@ def test_an_honest_grammar_passes(trials: GrammarTrials, grammar: str) -> None:
     trials.check(grammar)
 
 
-def test_one_that_never_ends_is_refused_each_time(trials: GrammarTrials) -> None:
+def test_a_grammar_whose_compile_never_ends_is_refused_each_time(trials: GrammarTrials) -> None:
     for _ in range(2):
         with wording.raises(UserError):
             trials.check(ENDLESS)
 
 
-def test_one_that_llguidance_refuses_is_told_in_its_words(trials: GrammarTrials) -> None:
+def test_a_refused_grammar_has_the_message_of_llguidance(trials: GrammarTrials) -> None:
     with wording.raises(UserError):
         trials.check("start: /(/")
 

@@ -70,7 +70,7 @@ def test_a_missing_file_is_refused(file: Path) -> None:
         find_model(str(file.with_name("none.gguf")))
 
 
-def test_names_are_told_apart() -> None:
+def test_names_of_local_and_remote_files_are_distinguished() -> None:
     assert [is_remote(name) for name in (NAME, "https://x", "http://x", "x.gguf", "/x", "~/hf://")] == [
         True, True, True, False, False, False,
     ]  # fmt: skip
@@ -215,7 +215,9 @@ def test_a_full_disk_is_named(web: ssl.SSLContext, home: Path, monkeypatch: pyte
     assert not files_below(home / "assets")
 
 
-def test_a_server_that_nobody_knows_is_refused(web: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_with_an_unknown_certificate_is_refused(
+    web: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
     with pytest.raises(UnavailableError):
         fetched(web, lambda request: request.reply(200, MODEL))

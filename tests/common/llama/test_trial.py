@@ -121,9 +121,7 @@ def test_a_record_that_cannot_be_read_is_nothing(
     assert str(file) in json.loads(record.read_text())
 
 
-def test_a_record_that_cannot_be_written_is_told_and_costs_no_more(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_record_that_cannot_be_written_is_logged_only(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     ModelTrials(file / "tried.json").ensure(LlamaSettings(str(file)), weights=False)  # in no folder
     assert "tried again at the next start" in caplog.text
 

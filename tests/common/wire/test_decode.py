@@ -144,7 +144,7 @@ def test_a_distribution_is_one(refused: dict[str, object]) -> None:
         take_propose(**refused)
 
 
-def test_a_distribution_is_told_in_differences() -> None:
+def test_tokens_of_a_distribution_travel_as_differences() -> None:
     taken = take_propose(**drafts([9, 1], HALVES)).drafts
     assert taken == (Draft((9, 10), (128, 128)), None)
     assert take_propose(**drafts([0], b"\xff", (0, 1))).drafts == (None, Draft((0,), (256,)))

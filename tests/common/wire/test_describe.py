@@ -85,7 +85,7 @@ def test_descriptions_come_back_as_they_were(description: Description) -> None:
     assert decode_description(pb.DescribeResponse.FromString(wire)) == description
 
 
-def test_padding_is_told_from_a_token_that_is_the_empty_string() -> None:
+def test_padding_differs_from_a_token_that_is_the_empty_string() -> None:
     decoded = decode_description(answer(**table([b"", b""], [1])))
     assert decoded.vocabulary == (b"", None)
 

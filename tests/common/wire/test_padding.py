@@ -44,7 +44,7 @@ def test_every_size_is_met_to_the_byte() -> None:
 
 
 @pytest.mark.parametrize(("grain", "size"), [(23, 46), (24, 24), (25, 50), (26, 26)])
-def test_what_is_longer_or_one_byte_short_takes_a_grain_more(grain: int, size: int) -> None:
+def test_a_message_one_byte_too_long_or_short_takes_another_grain(grain: int, size: int) -> None:
     message = encode_request(chain(4))
     assert message.ByteSize() == 24
     assert pad(message, grain).ByteSize() == size
@@ -76,7 +76,7 @@ def test_an_open_as_long_as_a_message_may_be_is_sent_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("logprobs", "size"), [(None, 64), (0, 128), (1, 256), (5, 512), (20, 2048)])
-def test_sizes_down_follow_what_was_asked_to_be_told(logprobs: int | None, size: int) -> None:
+def test_sizes_of_responses_follow_the_requested_log_probabilities(logprobs: int | None, size: int) -> None:
     assert down_grain(Open((1,), GREEDY, b"", logprobs=logprobs)) == size
 
 
@@ -84,7 +84,7 @@ def test_sizes_down_follow_what_was_asked_to_be_told(logprobs: int | None, size:
     ("rule", "temperature", "size"),
     [("coupled", 1.0, UP_BYTES), ("rejection", 0.0, UP_BYTES), ("rejection", 1.0, DRAWN_UP_BYTES)],
 )
-def test_sizes_up_follow_whether_drafts_are_drawn(rule: str, temperature: float, size: int) -> None:
+def test_sizes_of_requests_follow_whether_drafts_are_drawn(rule: str, temperature: float, size: int) -> None:
     sampling = SamplingParams(temperature=temperature)
     assert up_grain(Open((1,), sampling, b"", acceptance=make_acceptance(rule))) == size
 
