@@ -20,7 +20,7 @@ JOB = 'job="forerun-verifier-metrics"'
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AlertCase:
     """Series, as promtool writes them (a value, then `+step x times` each minute), and when to look."""
 
     fires: dict[str, str]
@@ -60,27 +60,29 @@ INFO = 'forerun_verifier_info{namespace="forerun",pod="v-%s",version="%s",protoc
 OTHER_MODEL = 'forerun_verifier_info{namespace="another",pod="v-3",version="0.2",protocol="1",model="n"}'
 
 CASES = {
-    "ForerunNoVerifier": Case(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 3),
-    "ForerunVerifierDown": Case(
+    "ForerunNoVerifier": AlertCase(gauge(f"up{{{JOB},{POD}}}", "0"), gauge(f"up{{{JOB},{POD}}}", "1"), 3),
+    "ForerunVerifierDown": AlertCase(
         {f"up{{{JOB},{POD}}}": "1 1 0x120"},
         gauge(f"up{{{JOB},{POD}}}", "0") | gauge(f'up{{{JOB},pod="v-2"}}', "1"),  # the first one loads
         8,
     ),
-    "ForerunVerifierLate": Case(gauge(f"up{{{JOB},{POD}}}", "0"), {f"up{{{JOB},{POD}}}": "0x89 1x30"}, 100),
-    "ForerunRestarts": Case(
+    "ForerunVerifierLate": AlertCase(
+        gauge(f"up{{{JOB},{POD}}}", "0"), {f"up{{{JOB},{POD}}}": "0x89 1x30"}, 100
+    ),
+    "ForerunRestarts": AlertCase(
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x4 300x4 400x100"},
         {f"forerun_start_time_seconds{{{POD}}}": "100x4 200x100"},
         16,
     ),
-    "ForerunDrainStuck": Case(
+    "ForerunDrainStuck": AlertCase(
         gauge(f"forerun_draining{{{POD}}}", "1"), {f"forerun_draining{{{POD}}}": "0 1 0x100"}, 5
     ),
-    "ForerunMixedVersions": Case(
+    "ForerunMixedVersions": AlertCase(
         {INFO % (1, "0.1"): "1x120", INFO % (2, "0.2"): "1x120"},
         {INFO % (1, "0.1"): "1x120", INFO % (2, "0.1"): "1x120", OTHER_MODEL: "1x120"},
         70,
     ),
-    "ForerunUsersTurnedAway": Case(
+    "ForerunUsersTurnedAway": AlertCase(
         {REFUSED % "RESOURCE_EXHAUSTED": "0+60x120", SPENT % "max_sessions": "0x120"},
         {
             REFUSED % "RESOURCE_EXHAUSTED": "0+61x120",
@@ -89,74 +91,78 @@ CASES = {
         },
         15,
     ),
-    "ForerunSessionsNearLimit": Case(
+    "ForerunSessionsNearLimit": AlertCase(
         gauge(SESSIONS[0], "61") | gauge(SESSIONS[1], "64"),
         gauge(SESSIONS[0], "50") | gauge(SESSIONS[1], "64"),
         7,
     ),
-    "ForerunMemoryFull": Case(
+    "ForerunMemoryFull": AlertCase(
         gauge(ROOM[0], "10") | gauge(ROOM[1], "1000"), gauge(ROOM[0], "100") | gauge(ROOM[1], "1000"), 7
     ),
-    "ForerunPreemptions": Case(
+    "ForerunPreemptions": AlertCase(
         {f"vllm:num_preemptions_total{{{POD}}}": "0+6x120"},
         {f"vllm:num_preemptions_total{{{POD}}}": "0+1x120"},
         25,
     ),
-    "ForerunMemoryShort": Case(
+    "ForerunMemoryShort": AlertCase(
         gauge(f"forerun_memory_short{{{POD}}}", "1"), {f"forerun_memory_short{{{POD}}}": "0 1 1 0x100"}, 8
     ),
-    "ForerunQueueDelay": Case(buckets(QUEUE, 50, 50, ("0.1", "1")), buckets(QUEUE, 100, 0, ("0.1", "1")), 15),
-    "ForerunTextsSlow": Case(buckets(PAUSE, 90, 10, ("1", "4")), buckets(PAUSE, 100, 0, ("1", "4")), 20),
-    "ForerunFirstTokenLate": Case(
+    "ForerunQueueDelay": AlertCase(
+        buckets(QUEUE, 50, 50, ("0.1", "1")), buckets(QUEUE, 100, 0, ("0.1", "1")), 15
+    ),
+    "ForerunTextsSlow": AlertCase(buckets(PAUSE, 90, 10, ("1", "4")), buckets(PAUSE, 100, 0, ("1", "4")), 20),
+    "ForerunFirstTokenLate": AlertCase(
         buckets(FIRST, 80, 20, ("5", "10")), buckets(FIRST, 98, 2, ("5", "10")), 20
     ),
-    "ForerunStepTimesOff": Case(buckets(RATIO, 50, 50, ("2", "4")), buckets(RATIO, 95, 5, ("2", "4")), 30),
-    "ForerunDraftsInVain": Case(share(WASTED, DRAFTS, 99), share(WASTED, DRAFTS, 70), 70),
-    "ForerunStepsFail": Case(
+    "ForerunStepTimesOff": AlertCase(
+        buckets(RATIO, 50, 50, ("2", "4")), buckets(RATIO, 95, 5, ("2", "4")), 30
+    ),
+    "ForerunDraftsInVain": AlertCase(share(WASTED, DRAFTS, 99), share(WASTED, DRAFTS, 70), 70),
+    "ForerunStepsFail": AlertCase(
         {f"forerun_failed_steps_total{{{POD}}}": "0 1x120"},
         gauge(f"forerun_failed_steps_total{{{POD}}}", "7"),
         3,
     ),
-    "ForerunInternalErrors": Case(
+    "ForerunInternalErrors": AlertCase(
         {ENDED % "INTERNAL": "0 1x120"}, {ENDED % "INTERNAL": "3x120", ENDED % "LOST": "0+9x120"}, 3
     ),
-    "ForerunStreamsBreak": Case(
+    "ForerunStreamsBreak": AlertCase(
         {ENDED % "LOST": "0+40x120", ENDED % "STOP": "0+60x120"},
         {ENDED % "LOST": "0+20x120", ENDED % "STOP": "0+80x120"},
         25,
     ),
-    "ForerunCertificateEnds": Case(
+    "ForerunCertificateEnds": AlertCase(
         gauge(f"forerun_certificate_expiry_seconds{{{POD}}}", "500000"),
         gauge(f"forerun_certificate_expiry_seconds{{{POD}}}", "9000000"),
         12,
     ),
-    "ForerunFilesNotTaken": Case(
+    "ForerunFilesNotTaken": AlertCase(
         {f'forerun_failed_file_reloads_total{{{POD},file="certificate"}}': "0x5 1x100"},
         {f'forerun_failed_file_reloads_total{{{POD},file="certificate"}}': "1x120"},
         8,
     ),
-    "ForerunQuotasSpent": Case(
+    "ForerunQuotasSpent": AlertCase(
         {SPENT % "max_sessions": "0+60x120"},
         {SPENT % "max_sessions": "0+1x120"},
         30,
     ),
-    "ForerunHostileClients": Case(
+    "ForerunHostileClients": AlertCase(
         {REFUSED % "INVALID_ARGUMENT": "0+90x120"},
         {REFUSED % "INVALID_ARGUMENT": "0+9x120", REFUSED % "RESOURCE_EXHAUSTED": "0+900x120"},
         20,
     ),
-    "ForerunEdgeCutOff": Case(
+    "ForerunEdgeCutOff": AlertCase(
         gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="a"}}', "0"),
         gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="a"}}', "0")
         | gauge(f'forerun_edge_verifier_reachable{{{EDGE},address="b"}}', "1"),
         7,
     ),
-    "ForerunEdgesWriteAlone": Case(
+    "ForerunEdgesWriteAlone": AlertCase(
         share(f"forerun_edge_device_tokens_total{{{EDGE}}}", f"forerun_edge_tokens_total{{{EDGE}}}", 40),
         share(f"forerun_edge_device_tokens_total{{{EDGE}}}", f"forerun_edge_tokens_total{{{EDGE}}}", 5),
         25,
     ),
-    "ForerunEdgeQueueFull": Case(
+    "ForerunEdgeQueueFull": AlertCase(
         {f"forerun_edge_texts_refused_total{{{EDGE}}}": "0+10x120"},
         gauge(f"forerun_edge_texts_refused_total{{{EDGE}}}", "30"),
         15,

@@ -22,7 +22,7 @@ POLICIES = ("adaptive", "tree", "chain", "sync:4", "off")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CapturedText:
     """One text."""
 
     prompt: tuple[int, ...] = (1, 2, 3)
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Talk:
+class StreamSizes:
     """The sizes of the messages of one stream, bytes."""
 
     up: list[int] = field(default_factory=list)
@@ -44,19 +44,19 @@ class Tap:
     """Notes the sizes of all messages that a verifier receives and sends."""
 
     def __init__(self, system: System) -> None:
-        self._talks = dict[int, Talk]()
+        self._talks = dict[int, StreamSizes]()
         monitor = system.worker.monitor
         monitor.note_received = lambda key, message, size: self._talk(key).up.append(size)  # type: ignore[method-assign]
         monitor.note_sent = lambda key, message, size: self._talk(key).down.append(size)  # type: ignore[method-assign]
 
-    def _talk(self, key: int) -> Talk:
-        return self._talks.setdefault(key, Talk())
+    def _talk(self, key: int) -> StreamSizes:
+        return self._talks.setdefault(key, StreamSizes())
 
-    def talks(self) -> list[Talk]:
+    def talks(self) -> list[StreamSizes]:
         return [*self._talks.values()]
 
 
-async def captured(texts: Sequence[Asked], **config: int) -> list[Talk]:
+async def captured(texts: Sequence[CapturedText], **config: int) -> list[StreamSizes]:
     """What was seen of these texts, one after the other."""
     async with running(privacy=Privacy.PADDED) as system:
         tap = Tap(system)
@@ -76,12 +76,12 @@ async def captured(texts: Sequence[Asked], **config: int) -> list[Talk]:
         return tap.talks()
 
 
-def sizes(talks: Sequence[Talk], direction: str) -> set[int]:
+def sizes(talks: Sequence[StreamSizes], direction: str) -> set[int]:
     return {size for talk in talks for size in getattr(talk, direction)[direction == "up" :]}
 
 
 MANY = [
-    Asked(
+    CapturedText(
         (1 + number % 6,) * (1 + 7 * number), 0.3 * (number % 5), policy, 0.25 * (number % 4), 5 + 4 * number
     )
     for number in range(6)

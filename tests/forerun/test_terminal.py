@@ -18,7 +18,7 @@ WIDEST = 28
 OTHER_SCREEN, HOME, BACK = "\x1b[?1049h", "\x1b[H", "\x1b[?1049l"
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -72,7 +72,7 @@ def both(now: str, before: str | None) -> list[str]:
 
 
 async def test_each_look_takes_the_place_of_the_one_before_and_a_service_may_come_back() -> None:
-    out = Terminal()
+    out = FakeTerminal()
     look = looks("one", "two", UnavailableError("nobody is there"), "three")
     with pytest.raises(Enough):
         await watch(look, both, interval=0.0, live=True, out=out)
@@ -85,7 +85,7 @@ async def test_each_look_takes_the_place_of_the_one_before_and_a_service_may_com
 
 
 async def test_what_does_not_fit_on_the_screen_is_said() -> None:
-    out = Terminal()
+    out = FakeTerminal()
     with pytest.raises(Enough):
         await watch(looks("one"), lambda *_: ["x" * 99] * 9, interval=0.0, live=True, out=out)
     frame = out.getvalue()
@@ -109,7 +109,7 @@ async def test_what_an_output_cannot_show_is_a_question_mark() -> None:
 
 
 def test_a_terminal_sees_how_far_the_work_is_and_nothing_stays() -> None:
-    out = Terminal()
+    out = FakeTerminal()
     with ProgressBar(out) as bar:
         bar.show(1, 4, "0 of 2 points")
         bar.note("not for a terminal")
@@ -123,13 +123,13 @@ def test_a_terminal_sees_how_far_the_work_is_and_nothing_stays() -> None:
 
 def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    out = Terminal()
+    out = FakeTerminal()
     with ProgressBar(out) as bar:
         bar.show(4, 4)
     assert "\x1b[3" not in out.getvalue()
 
 
-@pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (Terminal(), "dumb")])
+@pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (FakeTerminal(), "dumb")])
 def test_elsewhere_lines_are_whole(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     with ProgressBar(out) as bar:
@@ -140,9 +140,9 @@ def test_elsewhere_lines_are_whole(out: io.StringIO, term: str, monkeypatch: pyt
 
 def test_colours_are_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert Painter(Terminal()).drafted("a") == "\x1b[32ma\x1b[0m"
+    assert Painter(FakeTerminal()).drafted("a") == "\x1b[32ma\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert Painter(Terminal()).drafted("a") == Painter(io.StringIO()).drafted("a") == "a"
+    assert Painter(FakeTerminal()).drafted("a") == Painter(io.StringIO()).drafted("a") == "a"
 
 
 def test_what_a_terminal_obeys_is_shown_in_its_place() -> None:

@@ -41,30 +41,30 @@ FORMATS = ("gguf", "safetensors")
 
 
 @dataclass
-class Tally:
+class FileTally:
     """What came of some cases."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)  # laws, in words
     slowest: float = 0.0  # seconds of our own reader
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: FileTally) -> None:
         self.outcomes += other.outcomes
         self.broken += other.broken
         self.slowest = max(self.slowest, other.slowest)
 
 
-class Part(NamedTuple):
+class FileBatch(NamedTuple):
     """Cases of one process, by their seeds."""
 
     kind: str
     first: int
     num_cases: int
 
-    def run(self) -> Tally:
+    def run(self) -> FileTally:
         with tempfile.TemporaryDirectory() as folder:
             play = _gguf(Path(folder)) if self.kind == "gguf" else _safetensors(Path(folder))
-            tally = Tally()
+            tally = FileTally()
             for seed in range(self.first, self.first + self.num_cases):
                 try:
                     play(seed, tally)
@@ -73,10 +73,10 @@ class Part(NamedTuple):
             return tally
 
 
-Play = Callable[[int, Tally], None]
+Play = Callable[[int, FileTally], None]
 
 
-def _read(tally: Tally, what: str, read: Callable[[], object]) -> bool:
+def _read(tally: FileTally, what: str, read: Callable[[], object]) -> bool:
     """Whether our reader passes it; a broken law if it is slow or has nothing to say."""
     began, passed = time.monotonic(), True
     try:
@@ -112,7 +112,7 @@ def _gguf(folder: Path) -> Play:
     library.library()
     path = folder / "damaged.gguf"
 
-    def play(seed: int, tally: Tally) -> None:
+    def play(seed: int, tally: FileTally) -> None:
         name, data = damaged(whole[seed // len(GGUF) % len(whole)], GGUF, seed)
         path.write_bytes(data)
         if not _read(tally, f"gguf {seed} ({name})", lambda: find_model(str(path))):
@@ -184,7 +184,7 @@ def _as_the_daemon(path: Path) -> None:
             drafter.expand(rows)
 
 
-def _ask_trials(path: Path, seed: int, verdict: str, tally: Tally) -> None:
+def _ask_trials(path: Path, seed: int, verdict: str, tally: FileTally) -> None:
     from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaSettings
 
@@ -213,7 +213,7 @@ def _safetensors(folder: Path) -> Play:
 
     whole, path = whole_safetensors(), folder / "model.safetensors"
 
-    def play(seed: int, tally: Tally) -> None:
+    def play(seed: int, tally: FileTally) -> None:
         name, data = damaged(whole, SAFETENSORS, seed)
         path.write_bytes(data)
         passed = _read(tally, f"safetensors {seed} ({name})", lambda: check_file(path))
@@ -227,14 +227,16 @@ def _safetensors(folder: Path) -> Play:
 # --- all cases ----------------------------------------------------------------------------------------------
 
 
-def play(cases: int, first: int = 0, kinds: tuple[str, ...] = FORMATS) -> Tally:
+def play(cases: int, first: int = 0, kinds: tuple[str, ...] = FORMATS) -> FileTally:
     """Play so many cases, evenly over the formats, in processes of their own, as cases fork."""
     each = -(-cases // len(kinds))
     todo = [
-        Part(kind, first + start, min(PART, each - start)) for start in range(0, each, PART) for kind in kinds
+        FileBatch(kind, first + start, min(PART, each - start))
+        for start in range(0, each, PART)
+        for kind in kinds
     ]
-    tally = Tally()
+    tally = FileTally()
     with ProcessPoolExecutor(min(len(todo), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        for played in pool.map(Part.run, todo):
+        for played in pool.map(FileBatch.run, todo):
             tally.add(played)
     return tally

@@ -95,12 +95,12 @@ def test_the_planted_tokens_are_found_important_and_no_others() -> None:
 def test_an_unimportant_token_is_kept_and_the_walk_goes_on_behind_it() -> None:
     asked = list[Tokens]()
 
-    class Watched(ToyPair):
+    class NotingPair(ToyPair):
         def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
             asked.append(tokens[1:])
             return super().view(tokens, token)
 
-    mine(Watched(), PROMPTS[:1], answer)
+    mine(NotingPair(), PROMPTS[:1], answer)
     own = ToyPair().write(PROMPTS[:1])[0]
     assert asked[0] == ()
     assert asked[1] == (FILLERS[1], own[1]), "the draft's filler in the target's place"
@@ -124,7 +124,7 @@ def test_a_trained_judge_tells_the_planted_tokens_apart() -> None:
 
 
 def test_a_hidden_state_tells_what_the_law_does_not() -> None:
-    class Watched(ToyPair):
+    class NotingPair(ToyPair):
         """One law for all; the third number of the hidden state is about the token."""
 
         def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
@@ -132,7 +132,7 @@ def test_a_hidden_state_tells_what_the_law_does_not() -> None:
             hidden = np.array([*chance.normal(size=2), float(token in FILLERS) + 0.1 * chance.normal(), 1.0])
             return np.full(VOCAB, 1 / VOCAB), hidden
 
-    found = fit(mine(Watched(), PROMPTS, answer))
+    found = fit(mine(NotingPair(), PROMPTS, answer))
     assert (found.area, found.recall, found.passed) == (1.0, 1.0, 1.0)
     assert found.judge.num_hidden == 4
     law = np.full(VOCAB, 1 / VOCAB)

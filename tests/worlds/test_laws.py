@@ -13,7 +13,7 @@ from tests.worlds.models import VOCAB, no_repeats, target_alone
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, check_seed, replay_command, run, spec_of
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
-QUICK_SEEDS, NUM_SEEDS, CHUNK = 100, 1000, 100
+QUICK_SEEDS, NUM_SEEDS, CHUNK = 100, 1000, 50
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def inner() -> TorchEngine:
     return TorchEngine(target("llama"), NUM_SLOTS)
 
 
-class Watched(ReflectiveEngine):
+class NotingEngine(ReflectiveEngine):
     """Keeps the last plan that the engine inside got."""
 
     def __init__(self, engine: TorchEngine) -> None:
@@ -101,7 +101,7 @@ def test_the_choice_is_the_best_of_both_looks_fused(inner: TorchEngine, fusion: 
 
 
 def test_the_slots_of_a_second_look_are_the_engines_own(inner: TorchEngine) -> None:
-    engine = Watched(inner)
+    engine = NotingEngine(inner)
     read(engine)
     engine.evaluate(StepPlan((asking(0.3), replace(asking(0.3), slots=ints([60, 61, 62, 63])))))
     assert engine.info.num_slots == NUM_SLOTS - SPARE_SLOTS
@@ -111,7 +111,7 @@ def test_the_slots_of_a_second_look_are_the_engines_own(inner: TorchEngine) -> N
 
 
 def test_where_a_second_look_has_no_place_the_step_passes_as_it_is(inner: TorchEngine) -> None:
-    engine = Watched(inner)
+    engine = NotingEngine(inner)
     read(engine)
     plain = asking(0.3)
     assert plain.ask is not None

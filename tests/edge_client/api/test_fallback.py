@@ -30,7 +30,7 @@ SOON = TextSettings(patience=1.0)
 
 
 @dataclass
-class Watched:
+class WatchedStream:
     """A stream as it comes, and the link below it."""
 
     world: World
@@ -81,7 +81,7 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def watched(step_time: float = 0.003) -> AsyncIterator[Watched]:
+async def watched(step_time: float = 0.003) -> AsyncIterator[WatchedStream]:
     async with contextlib.AsyncExitStack() as stack:
         links = list[Link]()
 
@@ -92,7 +92,7 @@ async def watched(step_time: float = 0.003) -> AsyncIterator[Watched]:
         found = await stack.enter_async_context(
             world(settings=SOON, step_time=step_time, through=through, seats=Seats(step_time=0.02))
         )
-        yield Watched(found, links[0], [])
+        yield WatchedStream(found, links[0], [])
 
 
 async def test_waiting_the_text_is_the_targets_and_the_mode_is_told() -> None:

@@ -20,7 +20,7 @@ TREE, CHAIN = {"draft.policy": "tree"}, {"draft.policy": "chain"}
 Holds = tuple[Kill, Mapping[str, Any], int | None, int | None]
 
 
-class World:
+class DeviceState:
     """A device's documents, its clock, its state file and the daemon behind it, which refuses one policy."""
 
     def __init__(
@@ -59,7 +59,7 @@ NOTHING: Holds = (Kill.NONE, {}, None, None)
 
 
 def test_a_newer_document_replaces_all_of_the_older_one() -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(1, kill=Kill.HALT))
     assert world.holds() == (Kill.HALT, TREE, 1, None)
     world.hears(document(2, settings={"draft.recall": False}))
@@ -69,15 +69,15 @@ def test_a_newer_document_replaces_all_of_the_older_one() -> None:
 
 @pytest.mark.parametrize("version", [1, 4, 5])
 def test_a_version_that_is_not_newer_is_rejected_also_after_a_restart(version: int) -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(5))
-    for each in (world, World(world.memory)):
+    for each in (world, DeviceState(world.memory)):
         each.hears(document(version, settings=CHAIN, kill=Kill.HALT))
         assert (each.holds(), each.desired.rejected) == ((Kill.NONE, TREE, 5, None), 1)
 
 
 def test_a_retained_document_that_comes_again_is_no_news() -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(5), document(5), b"")  # an empty payload clears the topic and ends nothing
     assert (world.holds(), world.desired.rejected) == ((Kill.NONE, TREE, 5, None), 0)
 
@@ -92,19 +92,19 @@ STRANGE = (
 
 @pytest.mark.parametrize("payload", STRANGE, ids=["key", "tenant", "size", "keys", "utf-8", "nesting"])
 def test_what_no_trusted_key_signed_for_this_tenant_changes_nothing(payload: bytes) -> None:
-    world = World()
+    world = DeviceState()
     world.hears(payload)
     assert (world.holds(), world.desired.rejected) == (NOTHING, 1)
 
 
 def test_settings_that_cannot_be_applied_leave_those_in_force_and_the_kill_switch_acts() -> None:
     """Those in force end at their own end, and with a restart."""
-    world = World()
+    world = DeviceState()
     soon = NOW + DAY / 2
     bad = document(2, settings={"draft.policy": "bad"}, kill=Kill.REMOTE_OFF)
     world.hears(document(1, expires_at=soon), bad)
     assert world.holds() == (Kill.REMOTE_OFF, TREE, 1, 2)
-    again = World(world.memory)
+    again = DeviceState(world.memory)
     world.passes(0.6 * DAY)
     for each in (world, again):
         assert each.holds() == (Kill.REMOTE_OFF, {}, None, 2)
@@ -113,9 +113,9 @@ def test_settings_that_cannot_be_applied_leave_those_in_force_and_the_kill_switc
 
 
 def test_a_document_holds_until_its_end_and_over_a_restart() -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(1, kill=Kill.HALT))
-    again = World(world.memory)
+    again = DeviceState(world.memory)
     for seconds in (0.0, DAY + 300.0):
         again.passes(seconds)
         assert again.holds() == (Kill.HALT, TREE, 1, None)
@@ -124,15 +124,15 @@ def test_a_document_holds_until_its_end_and_over_a_restart() -> None:
 
 
 def test_no_older_document_comes_back_at_the_end_of_a_newer_one() -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(1, expires_at=NOW + 9 * DAY, kill=Kill.HALT), document(2, settings=CHAIN))
     world.passes(2 * DAY)
     assert world.holds() == (Kill.NONE, {}, None, 2)
-    assert World(world.memory, wall=world.wall).holds() == (Kill.NONE, {}, None, 2)
+    assert DeviceState(world.memory, wall=world.wall).holds() == (Kill.NONE, {}, None, 2)
 
 
 def test_a_clock_that_is_set_later_decides_then() -> None:
-    world = World(wall=NOW + 30 * DAY)
+    world = DeviceState(wall=NOW + 30 * DAY)
     world.hears(document(1, kill=Kill.HALT))
     assert world.holds() == (Kill.NONE, {}, None, 1)
     world.passes(-30 * DAY)
@@ -141,13 +141,13 @@ def test_a_clock_that_is_set_later_decides_then() -> None:
 
 def test_a_new_key_ends_what_a_stolen_one_has_signed() -> None:
     """However large its version is; and the old key's versions are still known when it is trusted again."""
-    world = World()
+    world = DeviceState()
     world.hears(document(2**53 - 1, kill=Kill.HALT), document(7))
-    rotated = World(world.memory, key=b"new")
+    rotated = DeviceState(world.memory, key=b"new")
     assert rotated.holds() == NOTHING
     rotated.hears(document(8, key=b"new", settings=CHAIN))
     assert rotated.holds() == (Kill.NONE, CHAIN, 8, None)
-    back = World(rotated.memory)
+    back = DeviceState(rotated.memory)
     back.hears(document(9))
     assert (back.holds(), back.desired.rejected) == (NOTHING, 1)
 
@@ -163,11 +163,11 @@ def test_a_new_key_ends_what_a_stolen_one_has_signed() -> None:
     ],
 )
 def test_a_damaged_state_is_refused(old: bytes, new: bytes) -> None:
-    world = World()
+    world = DeviceState()
     world.hears(document(2), document(3))
     assert old in world.memory
     with pytest.raises(PayloadError):
-        World(world.memory.replace(old, new))
+        DeviceState(world.memory.replace(old, new))
 
 
 @given(
@@ -186,7 +186,7 @@ def test_a_damaged_state_is_refused(old: bytes, new: bytes) -> None:
     wall=st.floats(-1e10, 1e13),
 )
 def test_no_message_at_no_time_raises_and_versions_only_grow(payloads: list[bytes], wall: float) -> None:
-    world, newest = World(wall=wall), 0
+    world, newest = DeviceState(wall=wall), 0
     for payload in payloads:
         world.hears(payload)
         applied = world.desired.applied or 0
@@ -199,7 +199,7 @@ def test_the_signature_covers_the_domain() -> None:
     payload = document(1, kill=Kill.HALT)
     sealed = json.loads(payload)
     bare = json.dumps(sealed | {"signature": sign()(sealed["document"].encode()).hex()}).encode()
-    world = World()
+    world = DeviceState()
     world.hears(bare)
     assert world.holds() == NOTHING
     world.hears(payload)

@@ -13,7 +13,7 @@ WORDS = ("ash", "birch", "cedar", "elm", "fir", "oak", "pine", "yew")
 DOCUMENTS = [f"{first} {second}" for first in WORDS for second in WORDS if first < second]
 
 
-class World:
+class ScriptedModel:
     """Writes by document and text alone. With the chance `sticks` a stride names the document's own words, so
     that the next document is the same."""
 
@@ -37,7 +37,7 @@ class World:
 def test_the_text_is_that_of_the_true_retriever_at_every_stride(sticks: float, ahead: int) -> None:
     for seed in range(8):
         for num_strides, ends_after in ((9, 99), (20, 17), (1, 99), (0, 99), (6, 1)):
-            world = World(seed, sticks, ends_after)
+            world = ScriptedModel(seed, sticks, ends_after)
             wanted = write_waiting(world.write, world.retrieve, "ash", num_strides)
             waited, world.batches = len(world.batches), []
             writer = SpeculativeWriter(world.write, world.retrieve, ahead)
@@ -47,7 +47,7 @@ def test_the_text_is_that_of_the_true_retriever_at_every_stride(sticks: float, a
 
 
 def test_where_documents_stay_the_retriever_is_waited_for_once_in_so_many_strides() -> None:
-    world = World(0, 1.0, 99)
+    world = ScriptedModel(0, 1.0, 99)
     writer = SpeculativeWriter(world.write, world.retrieve, ahead=4)
     writer.text("ash elm", 13)
     assert world.batches == [1, 4, 4, 4], "the first finds the cache empty"

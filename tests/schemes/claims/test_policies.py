@@ -69,7 +69,7 @@ def delay_optimal_block(view: GrowthView) -> int:
     return min(range(1, MAX_BLOCK + 1), key=lambda block: policy.index(view, block))
 
 
-class Watched:
+class WatchedPolicy:
     """A policy that shows every answer before it is given."""
 
     def __init__(
@@ -134,7 +134,7 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
             parent = view.tree.live[node.parent or 0]
             assert parent is view.tree.tip or parent.wire_id or parent.id in ids[:place]
 
-    run(replace(SHORT, tokens=120), lambda: Watched(policy_named(scheme)(), see))
+    run(replace(SHORT, tokens=120), lambda: WatchedPolicy(policy_named(scheme)(), see))
 
 
 @pytest.mark.parametrize("rtt", [0.01, 0.2])
@@ -202,7 +202,7 @@ def test_bild_ends_a_block_before_the_first_token_below_the_fallback() -> None:
         if what == "send" and nodes:
             seen.append((min(node.logprob for node in nodes), len(nodes) < 16))
 
-    result = run(replace(SHORT, tokens=300), lambda: Watched(BildPolicy(0.6), see))
+    result = run(replace(SHORT, tokens=300), lambda: WatchedPolicy(BildPolicy(0.6), see))
     assert all(least >= math.log(0.6) for least, _ in seen)
     assert any(is_short for _, is_short in seen)
     assert len(seen) < result.stats.target_steps, "where the first token is unsure the target writes alone"
@@ -219,7 +219,7 @@ def test_pacer_sends_at_the_end_of_a_block_when_its_tokens_are_doubtful() -> Non
             assert whole < math.log(0.4) or len(nodes) == 24
             assert before >= math.log(0.4)
 
-    run(replace(SHORT, tokens=300), lambda: Watched(PacerPolicy(step=3, stop=0.4), see))
+    run(replace(SHORT, tokens=300), lambda: WatchedPolicy(PacerPolicy(step=3, stop=0.4), see))
     assert {size % 3 for size in sizes} == {0}
     assert len(set(sizes)) > 2, "the length follows the draft"
 
@@ -261,7 +261,7 @@ def test_pearl_sends_whole_chunks_of_a_target_step() -> None:
             assert len(nodes) % policy.chunk(view) == 0
             sizes.append(len(nodes))
 
-    run(replace(SHORT, tokens=120), lambda: Watched(policy, see))
+    run(replace(SHORT, tokens=120), lambda: WatchedPolicy(policy, see))
     assert sizes.count(6) > 5  # 30 ms by 5 ms
     assert sizes.count(5) > 5  # after a miss
 
@@ -273,7 +273,7 @@ def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
         if view.rtt.num_samples:
             ahead.append(view.tree.num_speculative)
 
-    run(PERFECT, lambda: Watched(policy, see))
+    run(PERFECT, lambda: WatchedPolicy(policy, see))
     assert max(ahead) == pytest.approx((0.1 + 0.03) / 0.005, abs=1)
     assert policy.window(view_at(0.1, 0.8)) == 25  # 130 ms by 5.3 ms, the estimates at first
 
@@ -289,7 +289,7 @@ def test_specedge_has_one_tree_in_flight_and_the_next_one_ready() -> None:
             assert view.num_sent == 0
             sizes.append(len(nodes))
 
-    result = run(PERFECT, lambda: Watched(SpecEdgePolicy(), see))
+    result = run(PERFECT, lambda: WatchedPolicy(SpecEdgePolicy(), see))
     assert max(sizes) <= 32
     assert max(gaps(result)) < 0.1 + 0.03 + 32 * 0.00005 + 1e-9  # no draft step in between
 
@@ -327,7 +327,7 @@ def test_saguaro_never_sends_its_cache() -> None:
                 range(view.tree.tip_position + 1, view.tree.tip_position + 1 + len(nodes))
             )
 
-    run(SHORT, lambda: Watched(SaguaroPolicy(), see))
+    run(SHORT, lambda: WatchedPolicy(SaguaroPolicy(), see))
 
 
 def test_parked_branches_save_round_trips() -> None:

@@ -105,7 +105,7 @@ def tiny_drafter(salt: int) -> OwnDrafter:
 class TableTarget:
     """A `TargetEngine` that knows its session's text, with a law looked up and chances of its own."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: HonestEdge) -> None:
         self._bench = bench
 
     def evaluate(self, plan: StepPlan) -> StepResult:
@@ -151,7 +151,7 @@ class Spec:
     decide: Callable[..., NDArray[np.int32]] = decide
 
 
-class Bench:
+class HonestEdge:
     """One edge and one verifier, moved by `grow`, `send`, `step` and so on; `text` is what comes of it."""
 
     def __init__(self, spec: Spec, chances: Chances) -> None:
@@ -308,14 +308,14 @@ class Bench:
                 self.num_server_made += effect.message.server_made.bit_count()
 
 
-Scenario = Callable[[Bench], None]
+Scenario = Callable[[HonestEdge], None]
 
 
 def text_law(scenario: Scenario, spec: Spec) -> Law:
     """Of texts that begin as the scenario leaves them and that the target then ends."""
 
     def program(branch: Branch) -> Text:
-        bench = Bench(spec, branch)
+        bench = HonestEdge(spec, branch)
         scenario(bench)
         assert bench.text, "a scenario that brings no text shows nothing"
         return bench.text

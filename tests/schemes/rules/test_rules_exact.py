@@ -25,7 +25,7 @@ from tests.schemes.rules.honest import (
     PLAIN,
     PROMPT,
     TOKENS,
-    Bench,
+    HonestEdge,
     Law,
     OwnDrafter,
     Scenario,
@@ -64,12 +64,12 @@ def of(rule: AcceptanceRule, spec: Spec, **fields: object) -> Spec:
 # The scenarios ----------------------------------------------------------------------------------------------
 
 
-def a_chain(bench: Bench) -> None:
+def a_chain(bench: HonestEdge) -> None:
     bench.send(bench.chain(2))
     bench.step()
 
 
-def two_chains(bench: Bench) -> None:
+def two_chains(bench: HonestEdge) -> None:
     """The second step finds what the first one left, or a new chain."""
     a_chain(bench)
     bench.hear()
@@ -77,21 +77,21 @@ def two_chains(bench: Bench) -> None:
     bench.step()
 
 
-def a_tree(bench: Bench) -> None:
+def a_tree(bench: HonestEdge) -> None:
     """Two children below the tip, if there are two, and one below each of them."""
     children = bench.grow(bench.tree.tip, 2)
     bench.send([*children, *(below for child in children for below in bench.grow(child))])
     bench.step()
 
 
-def a_broom(bench: Bench) -> None:
+def a_broom(bench: HonestEdge) -> None:
     """One child below the tip, and two below that."""
     (child,) = bench.grow(bench.tree.tip)
     bench.send([child, *bench.grow(child, 2)])
     bench.step()
 
 
-def siblings_come_during_the_step(bench: Bench) -> None:
+def siblings_come_during_the_step(bench: HonestEdge) -> None:
     """What comes while a step runs is met by equality, and so is what hangs below it."""
     bench.send(bench.grow(bench.tree.tip))
     (late,) = bench.grow(bench.tree.tip)
@@ -99,14 +99,14 @@ def siblings_come_during_the_step(bench: Bench) -> None:
     bench.step()
 
 
-def a_chain_goes_on_during_the_step(bench: Bench) -> None:
+def a_chain_goes_on_during_the_step(bench: HonestEdge) -> None:
     nodes = bench.chain(1)
     bench.send(nodes)
     bench.step(meanwhile=lambda: bench.send(bench.chain(2)))
     bench.step()
 
 
-def a_chain_comes_after_its_text(bench: Bench) -> None:
+def a_chain_comes_after_its_text(bench: HonestEdge) -> None:
     """The verifier goes on alone; what comes then is folded as far as it agrees."""
     nodes = bench.chain(2)
     bench.step()
@@ -114,7 +114,7 @@ def a_chain_comes_after_its_text(bench: Bench) -> None:
     bench.step()
 
 
-def the_edge_hears_late(bench: Bench) -> None:
+def the_edge_hears_late(bench: HonestEdge) -> None:
     """It grows below nodes that are committed or dead by now."""
     nodes = bench.chain(1)
     bench.send(nodes)
@@ -123,7 +123,7 @@ def the_edge_hears_late(bench: Bench) -> None:
     bench.step()
 
 
-def a_step_fails(bench: Bench) -> None:
+def a_step_fails(bench: HonestEdge) -> None:
     """And is tried again with more children than before."""
     bench.send(bench.grow(bench.tree.tip))
     bench.step(fails=True)
@@ -131,7 +131,7 @@ def a_step_fails(bench: Bench) -> None:
     bench.step()
 
 
-def a_commit_is_lost(bench: Bench) -> None:
+def a_commit_is_lost(bench: HonestEdge) -> None:
     """The stream breaks after the verifier decided; the next one decides anew, of fewer drafts."""
     children = bench.grow(bench.tree.tip, 2)
     bench.send(children)
@@ -142,7 +142,7 @@ def a_commit_is_lost(bench: Bench) -> None:
     bench.step()
 
 
-def the_stream_changes(bench: Bench) -> None:
+def the_stream_changes(bench: HonestEdge) -> None:
     """What is live is sent again."""
     nodes = bench.chain(2)
     bench.send(nodes[:1])
@@ -153,7 +153,7 @@ def the_stream_changes(bench: Bench) -> None:
     bench.step()
 
 
-def without_fill(bench: Bench) -> None:
+def without_fill(bench: HonestEdge) -> None:
     """Two round trips of the classic scheme, an empty one between them."""
     a_chain(bench)
     bench.hear()
@@ -163,7 +163,7 @@ def without_fill(bench: Bench) -> None:
     a_chain(bench)
 
 
-def beside_guesses(bench: Bench) -> None:
+def beside_guesses(bench: HonestEdge) -> None:
     """The verifier guesses what the prompt repeats, and finds some of it among the drafts."""
     children = bench.grow(bench.tree.tip, 2)
     bench.send([*children, *bench.grow(children[0])])
@@ -173,7 +173,7 @@ def beside_guesses(bench: Bench) -> None:
     bench.step()
 
 
-def beside_own_drafts(bench: Bench) -> None:
+def beside_own_drafts(bench: HonestEdge) -> None:
     """The verifier's own drafter guesses after the first step; then the edge sends drafts of its own."""
     bench.send(bench.grow(bench.tree.tip))
     bench.step()
@@ -212,7 +212,7 @@ def test_the_law_of_the_text_is_the_targets(name: str, rule: AcceptanceRule) -> 
     assert error_of(scenario, of(rule, spec)) < EXACT
 
 
-def more_than_fits(bench: Bench) -> None:
+def more_than_fits(bench: HonestEdge) -> None:
     """Three drafts of one node, where the verifier has room for two nodes."""
     (session,) = bench.scheduler.sessions.values()
     session.arrivals._max_live = 2
@@ -226,13 +226,13 @@ def test_repeats_make_no_room_for_other_drafts(rule: AcceptanceRule) -> None:
 
 
 def test_guesses_stand_beside_the_drafts() -> None:
-    bench = Bench(of(REJECTION, Spec(), config=RECALL), SeededChances(3))
+    bench = HonestEdge(of(REJECTION, Spec(), config=RECALL), SeededChances(3))
     beside_guesses(bench)
     assert bench.num_rows > 5, "two tips, four drafts at most, and guesses"
 
 
 def test_own_drafts_stand_beside_the_drafts() -> None:
-    bench = Bench(of(REJECTION, Spec(), own_drafter=tiny_drafter(5)), SeededChances(1))
+    bench = HonestEdge(of(REJECTION, Spec(), own_drafter=tiny_drafter(5)), SeededChances(1))
     beside_own_drafts(bench)
     assert bench.num_guessed == 1
     assert bench.num_rows > 4, "two tips, two drafts at most, and guesses"
@@ -313,7 +313,7 @@ def mean_rejections(spec: Spec) -> float:
     """Rejections in a whole text of which every token is drafted, on average over all chances."""
 
     def program(branch: Branch) -> int:
-        bench, length = Bench(spec, branch), spec.sampling.max_tokens
+        bench, length = HonestEdge(spec, branch), spec.sampling.max_tokens
         while len(bench.text) < length:
             bench.send(bench.chain(length - len(bench.text)))
             bench.step()
@@ -350,7 +350,7 @@ def test_a_text_has_as_many_rejections_as_the_laws_differ(kind: str) -> None:
 # Why the conditions of docs/schemes.md are conditions ----------------------------------------------------
 
 
-def left_out_by_value(bench: Bench) -> None:
+def left_out_by_value(bench: HonestEdge) -> None:
     """An edge that keeps back what it does not like."""
     bench.send([node for node in bench.chain(1) if node.token != 0])
     bench.step()
@@ -361,7 +361,7 @@ def test_an_edge_that_picks_winners_changes_the_law() -> None:
         assert error_of(left_out_by_value, of(rule, Spec())) > BIASED
 
 
-def left_out_and_not_told(bench: Bench) -> None:
+def left_out_and_not_told(bench: HonestEdge) -> None:
     """The same, of nodes that come without a distribution."""
     bench.send([node for node in bench.chain(2) if node.token != 0 or node.children], told=False)
     bench.step()
