@@ -24,7 +24,6 @@ from common.errors import (
     UserError,
 )
 from common.pb import verifier_pb2 as pb
-from common.wire import bounds
 from common.wire.codec import MAX_US
 
 DETAIL_KEY = "forerun-error-bin"
@@ -126,16 +125,6 @@ def _plain(words: str) -> str:
     """Replace characters that are not printable. In a log a line break would forge a line, and terminals obey
     control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in words)
-
-
-def to_detail(error: grpc.aio.AioRpcError) -> StatusDetail:
-    """Return the detail of a status; empty without a readable one."""
-    message = _read(error)
-    return StatusDetail(
-        retry_after_us=message.retry_after_us if message.HasField("retry_after_us") else None,
-        client_fingerprint=message.client_fingerprint[: bounds.MAX_FINGERPRINT_BYTES],
-        server_fingerprint=message.server_fingerprint[: bounds.MAX_FINGERPRINT_BYTES],
-    )
 
 
 def fault_word(error: ForerunError) -> str:

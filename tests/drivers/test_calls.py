@@ -32,8 +32,8 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from common.wire.describe import VerifierLoad
-from common.wire.status import to_detail
 from edge_client.network.channel import VerifierChannel
+from tests.support.details import to_detail
 from tests.support.tiny import EOS, TABLE, VOCABULARY, complete, running
 from tests.worlds.models import target_alone
 

@@ -26,12 +26,13 @@ from common.pb.verifier_pb2_grpc import VerifierServiceStub
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from common.wire.grpc_options import KEEPALIVE_TIME_MS, channel_options
-from common.wire.status import to_detail, to_error
+from common.wire.status import to_error
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
 from tests.drivers.ray_tiny import APPLICATION
+from tests.support.details import to_detail
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, VOCABULARY, generation
 from tests.worlds.models import TinyDrafter, target_alone
