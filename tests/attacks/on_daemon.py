@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import stat
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -55,14 +54,6 @@ async def prompt_health(stage: DaemonStage, longest: float = BUSY) -> AsyncItera
 
 
 # Programs of the machine ------------------------------------------------------------------------------------
-
-
-async def rights_of_files(stage: DaemonStage, over: Over) -> None:
-    """Token, texts and process file are their owner's alone."""
-    await stage.ask("/v1/completions", completion(stream=True), {"x-conversation-id": "private"})
-    expect(stat.S_IMODE(stage.state.stat().st_mode) == 0o700, "the state folder is open to others")
-    for path in (stage.state / "token", stage.state / "edge.pid", *(stage.state / "journal").iterdir()):
-        expect(stat.S_IMODE(path.stat().st_mode) == 0o600, f"{path.name} is open to others")
 
 
 async def slow_heads(stage: DaemonStage, over: Over) -> None:
@@ -137,33 +128,6 @@ async def burst(stage: DaemonStage, over: Over) -> None:
     expect(len(refused) <= 60, f"{len(refused)} of 120 were refused, and 72 have a place")
 
 
-async def large_texts(stage: DaemonStage, over: Over) -> None:
-    """4 MB to turn into tokens, and a million tokens to turn into text."""
-    async with prompt_health(stage, 1.0):
-        for body in ({"content": " " * 3_900_000}, {"content": "a" * 3_900_000}):
-            await stage.ask("/v1/tokenize", body)
-        await stage.ask("/v1/completions", completion(prompt=" " * 3_900_000))
-        await stage.ask("/v1/detokenize", {"tokens": [7] * 1_300_000})
-
-
-async def left_in_the_body(stage: DaemonStage, over: Over) -> None:
-    """A client that leaves in the middle of a body is no defect of the daemon."""
-    host, _, port = stage.address.rpartition(":")
-    for _ in range(5):
-        _, writer = await asyncio.open_connection(host, int(port))
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {stage.address}\r\nContent-Length: 900\r\n"
-            f"Authorization: Bearer {stage.token}\r\n\r\n"
-        )
-        writer.write(head.encode() + b'{"prompt": "')
-        await writer.drain()
-        await asyncio.sleep(0.1)
-        writer.transport.abort()
-    await asyncio.sleep(0.5)
-    log = stage.daemon.log.read_text("utf-8", "replace")
-    expect("Traceback" not in log, "the log has a traceback")
-
-
 async def control_words(stage: DaemonStage, over: Over) -> None:
     """A chat's content that spells a control token is text, and no control token."""
     word = "<|endoftext|>"
@@ -178,84 +142,30 @@ async def control_words(stage: DaemonStage, over: Over) -> None:
     expect(await length(f"x = 1{word * 9}") - await length("x = 1") > 2 * 9, f"{word} became a control token")
 
 
-async def http_without_rights(stage: DaemonStage, over: Over) -> None:
-    """Tokens, hosts, origins, paths, bodies and framing that are not right: nothing comes through."""
-    good = f"Authorization: Bearer {stage.token}\r\n"
-    host, port = stage.address.split(":")
-    own = f"Host: {stage.address}\r\n"
-    post = "Content-Type: application/json\r\nContent-Length: {}\r\n"
-
-    def posted(body: str, more: str = good) -> str:
-        return f"POST /v1/completions HTTP/1.1\r\n{own}{more}{post.format(len(body))}\r\n{body}"
-
-    shut = {
-        "no token": f"GET /v1/models HTTP/1.1\r\n{own}\r\n",
-        "wrong token": f"GET /v1/models HTTP/1.1\r\n{own}Authorization: Bearer {'a' * 43}\r\n\r\n",
-        "token in the query": f"GET /v1/models?token={stage.token} HTTP/1.1\r\n{own}\r\n",
-        "two tokens": posted("{}", "Authorization: Bearer x\r\nAuthorization: Basic y\r\n"),
-        "traversal": f"GET /healthz/../v1/models HTTP/1.1\r\n{own}\r\n",
-        "escaped traversal": f"GET /healthz/%2e%2e/v1/models HTTP/1.1\r\n{own}\r\n",
-        "double slash": f"GET //v1/models HTTP/1.1\r\n{own}\r\n",
-        "absolute form": f"GET http://evil.example/v1/models HTTP/1.1\r\nHost: evil.example\r\n{good}\r\n",
-        "rebinding": f"GET /v1/models HTTP/1.1\r\nHost: evil.example:{port}\r\n{good}\r\n",
-        "foreign origin": f"GET /v1/models HTTP/1.1\r\n{own}Origin: https://evil.example\r\n{good}\r\n",
-        "null origin": posted("{}", good + "Origin: null\r\n"),
-        "not JSON": posted("{"),
-        "no object": posted("[1]"),
-        "deep JSON": posted("[" * 90_000),
-        "not a number": posted('{"prompt": "x", "temperature": NaN}'),
-        "a number without end": posted('{"prompt": "x", "max_tokens": ' + "9" * 4000 + "}"),
-        "unknown field": posted('{"prompt": "x", "tokens": 1}'),
-        "large body": f"POST /v1/completions HTTP/1.1\r\n{own}{good}{post.format(10**12)}\r\n",
-        "negative length": f"POST /v1/completions HTTP/1.1\r\n{own}{good}{post.format(-1)}\r\n",
-        "two lengths": posted("{}", good + "Content-Length: 3\r\n"),
-        "length and chunks": posted("{}", "Transfer-Encoding: chunked\r\n"),
-        "long head": f"GET /v1/models HTTP/1.1\r\n{own}X: {'x' * 200_000}\r\n\r\n",
-    }  # fmt: skip
-    for words, request in shut.items():
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(request.encode())
-        head = b""
-        with contextlib.suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(5):
-                head = await reader.readuntil(b"\r\n")
-        writer.transport.abort()
-        status = int(head.split()[1]) if head else 400
-        expect(400 <= status < 500, f"{words} was answered {status}")
-    status, _, _ = await stage.ask("/v1/models")
-    expect(status == 200, f"an honest request was answered {status}")
-
-
 # Verifiers that lie -----------------------------------------------------------------------------------------
 
 
-async def unfit_verifiers(stage: DaemonStage, over: Over) -> None:
-    """Verifiers of another protocol or vocabulary: no prompt is sent to them, and the client hears why."""
+HOSTILE_TEMPLATES = {
+    "response_template": '{"start_anchor": "x", "fields": {"content": {"close_pattern": '
+    '"(?:(?:(?:(?:a{1000}){1000}){1000}){1000})"}}}',
+    "chat_template": "{% for a in range(9**9) %}{% for b in range(9**9) %}{% endfor %}{% endfor %}",
+}
+"""A pattern that takes gigabytes to compile, and a loop without end."""
+
+
+async def hostile_templates(stage: DaemonStage, over: Over) -> None:
+    """Templates that a verifier sends so that the daemon computes or fills its memory."""
     assert stage.liar is not None, "the stage lies"
     truth = pb.DescribeResponse()
     truth.CopyFrom(stage.liar.description)
-    lies: dict[str, dict[str, Any]] = {
-        "protocol 99": {"protocol_version": 99},
-        "no vocabulary": {"vocab_size": 0},
-        "100,001 end tokens": {"eos_token_ids": [1] * 100_001},
-    }
-    stage.liar.lie = silent
-    for words, fields in lies.items():
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    for field, template in HOSTILE_TEMPLATES.items():
         stage.liar.description.CopyFrom(truth)
-        for name, value in fields.items():
-            if isinstance(value, list):
-                getattr(stage.liar.description, name)[:] = value
-            else:
-                setattr(stage.liar.description, name, value)
-        stage.liar.num_opened = 0
+        setattr(stage.liar.description, field, template)
         await stage.restart(signal.SIGKILL)
-        try:
-            async with asyncio.timeout(8):
-                status, _, _ = await stage.ask("/v1/completions", completion())
-        except TimeoutError:
-            status = 0
-        expect(not stage.liar.num_opened, f"a prompt was sent to a verifier of {words}")
-        expect(status >= 500, f"the request of a client was answered {status} beside a verifier of {words}")
+        async with prompt_health(stage), asyncio.timeout(30):
+            status, _, answer = await stage.ask("/v1/apply-template", body)
+        expect(status in (200, 502, 503), f"{field}: answered {status}: {answer[:160]!r}")
     stage.liar.description.CopyFrom(truth)
     await stage.restart(signal.SIGKILL)
 

@@ -36,7 +36,7 @@ class Attack:
 
 
 PLAIN, TOKENS = "verifier", "verifier, tokens"
-DAEMON, DURABLE, DAEMON_FILES = "daemon", "daemon, durable", "daemon, 1,024 files"
+DAEMON, DAEMON_FILES = "daemon", "daemon, 1,024 files"
 LIED_TO, NOTHING = "daemon, lies", "files"
 
 Make = Callable[[Path, Honest, VerifierStage], Stage]
@@ -48,9 +48,6 @@ STAGES: dict[str, Make] = {
     PLAIN: lambda folder, honest, _: VerifierStage(folder, honest),
     TOKENS: lambda folder, honest, _: VerifierStage(folder, honest, has_tokens=True),
     DAEMON: lambda folder, honest, behind: DaemonStage(folder, honest, behind, *DRAFTS),
-    DURABLE: lambda folder, honest, behind: DaemonStage(
-        folder, honest, behind, *DRAFTS, "--api-resume", "durable"
-    ),
     DAEMON_FILES: lambda folder, honest, behind: DaemonStage(folder, honest, behind, files=1024),
     LIED_TO: lambda folder, honest, behind: DaemonStage(
         folder, honest, behind, "--privacy", "off", "--fallback", "fail", lies=True
@@ -66,13 +63,9 @@ VERIFIER_ATTACKS = (
 
 DAEMON_ATTACKS = (
     Attack("burst of streams", DAEMON, on_daemon.burst, "refused with 429 and advice, never within 200"),
-    Attack("large texts", DAEMON, on_daemon.large_texts, "/healthz answers within 1 s"),
-    Attack("left in the body", DAEMON, on_daemon.left_in_the_body, "no traceback"),
     Attack("control words", DAEMON, on_daemon.control_words, "contents of messages are text"),
-    Attack("HTTP without rights", DAEMON, on_daemon.http_without_rights, "each is answered 4xx"),
-    Attack("rights of files", DURABLE, on_daemon.rights_of_files, "token and texts are their owner's"),
     Attack("slow heads", DAEMON_FILES, on_daemon.slow_heads, "/healthz answers, half requests are cut"),
-    Attack("unfit verifiers", LIED_TO, on_daemon.unfit_verifiers, "no prompt is sent", beside=False),
+    Attack("hostile templates", LIED_TO, on_daemon.hostile_templates, "/healthz answers", beside=False),
     Attack("false ends", LIED_TO, on_daemon.false_ends, "told as the verifier's fault", beside=False),
     Attack("tokens that are none", LIED_TO, on_daemon.tokens_that_are_none, "502", beside=False),
 )
