@@ -35,8 +35,7 @@ class VerifierCounters:
     num_bare: int = 0  # tips evaluated with no draft below them
     num_committed: int = 0  # tokens
     num_server_made: int = 0  # of them, tokens that were not among the edge's nodes
-    num_proposed: int = 0  # nodes that edges sent
-    num_dropped: int = 0  # of them, nodes above the hard limit of their session
+    num_dropped: int = 0  # nodes of edges above the hard limit of their session
     num_drafts: int = 0  # draft rows evaluated, of edges and the verifier's own guesses
     num_won: int = 0  # of them, accepted rows: tokens beyond one a step
     num_guessed: int = 0  # nodes that only the engine's own drafter proposed

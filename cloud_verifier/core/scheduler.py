@@ -155,7 +155,6 @@ class VerifyScheduler:
             self._end(key, error, now)
         else:
             self.outlook_changed |= session.tree.num_speculative > 0 or session.ready
-            self.counters.num_proposed += len(message.tokens)
             self.counters.num_dropped += session.arrivals.num_dropped - num_dropped
 
     def on_violation(self, key: int, error: ForerunError, now: float) -> None:
