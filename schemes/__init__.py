@@ -1,1 +1,2 @@
-"""Published schemes: growth policies by name, and the claims of their papers (docs/schemes.md)."""
+"""Published schemes: policies, rules, drafters and a relay, found by name, and claims of their papers
+(docs/schemes.md)."""

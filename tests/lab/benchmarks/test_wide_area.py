@@ -24,8 +24,6 @@ from lab.benchmarks.wide_area import (
     row_of,
     settings_of,
 )
-from simulator import canvas
-from simulator.canvas import COLOURS
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
 
@@ -133,35 +131,6 @@ def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
 # The plot
 
 plots = pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
-
-
-def row(setting: LinkSetting, **speedups: float) -> dict[str, Any]:
-    axes = {"floor_ms": setting.floor_ms, "temperature": setting.temperature, "rtt_ms": setting.rtt_ms}
-    schemes = {name: {"ms_per_token": 30.0 / ratio} for name, ratio in speedups.items()}
-    return {**axes, SPEEDUP: speedups, "schemes": schemes}
-
-
-@plots
-@pytest.mark.parametrize("figure", ["speedup_over_server_streaming", "ms_per_token"])
-def test_panels_lines_and_words(figure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(canvas.FONTS, "svg.fonttype", "none")
-    settings = [
-        LinkSetting(floor, temperature, rtt)
-        for floor in (10.0, 30.0)
-        for temperature in (0.0, 0.8)
-        for rtt in (60.0, 0.0)
-    ]
-    ratios = {SERVER_STREAMING: 1.0, FORERUN: 2.5, DEVICE_ONLY: 20.0}
-    out = tmp_path / "plot.svg"
-    plot(WideAreaReport({}, {}, {each: row(each, **ratios) for each in settings}), out, figure)
-    svg = out.read_text(encoding="utf-8")
-    for floor in (10, 30):
-        for temperature in ("0", "0.8"):
-            assert f">target step {floor} ms, temperature {temperature}<" in svg
-    assert COLOURS[FORERUN] in svg
-    assert f">{FORERUN}<" in svg
-    assert COLOURS[DEVICE_ONLY] not in svg
-    assert svg.count("the draft alone, its own text: 20 times") == 4
 
 
 @plots
