@@ -2,7 +2,7 @@
 
     taskset -c 0 python -m lab.benchmarks.llama_step --threads 1
     taskset -c 0 python -m lab.benchmarks.llama_step --threads 1 \\
-        --target build/real_sizes/0.5b/draft-q8_0.gguf
+        --target TARGET.gguf
 
 `steps`: a packed step with its choices, over one llama_decode of the same rows. `rates`: tokens a second of N
 sessions in one scheduler, without a network. `price`: steps of an engine whose texts repeat themselves over

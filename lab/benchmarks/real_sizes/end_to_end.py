@@ -87,7 +87,7 @@ class OracleRig(Rig):
     """Runs a verifier that knows its texts, and an edge for each name in `edges`."""
 
     def __init__(self, pair: Pair, cell: Cell, settings: EndToEndSettings, edges: Sequence[str]) -> None:
-        draft = str(pair.draft(cell.draft))
+        draft = str(pair.draft)
         rtt_ms = settings.slow(settings.rtt_ms)
         super().__init__(RigSettings(str(pair.target), draft, rtt_ms, recall=cell.recall))
         times = {"step": cell.step_ms, "prompt-row": settings.prompt_row_ms, "row": settings.row_ms}
@@ -134,7 +134,7 @@ async def measure(
                 rig.use(policy)
                 run = await rig.complete(prompt.text, policy, asdict(text.sampling))
                 runs[policy].append(settings.timed(run))
-    with words_of(str(pair.draft(cell.draft))) as words:
+    with words_of(str(pair.draft)) as words:
         own = [spelled(words, text.tokens) for text in texts]
     rows = dict[str, Any]()
     for policy in settings.policies:
