@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.verify_session import VerifySession
-from common.acceptance import Draft
 from common.errors import LocalError
 from common.messages import MAX_NODES, Open, Propose, Wait
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
-from edge_client.core.effects import Expansion
-from edge_client.core.sent_nodes import Outgoing, Untold
-from schemes.rules.drawing import untold
+from edge_client.core.sent_nodes import Outgoing
 from tests import wording
 
 PROMPT = (7, 8, 9)
@@ -119,49 +113,3 @@ def test_the_verifier_rebuilds_any_tree_from_its_messages(
     assert set(paths(session.tree, list(session.tree.speculative()))) == set(
         paths(tree, list(tree.speculative()))
     )
-
-
-# Drawn drafts -----------------------------------------------------------------------------------------
-
-HALVES, CERTAIN = Draft((1, 4), (128, 128)), Draft((2,), (256,))
-
-
-def drawn_tree() -> tuple[SpeculationTree, list[Node], dict[int, Expansion], Untold]:
-    """Two children of the tip, drawn in the order 4, 1, and one below the first."""
-    tree = SpeculationTree(PROMPT)
-    first, second = (tree.grow(tree.tip, token, -0.5) for token in (4, 1))
-    below = tree.grow(first, 2, -0.5)
-    drawn = {
-        tree.tip.id: Expansion(tree.tip.id, (4, 1), (-0.5, -0.5), HALVES),
-        first.id: Expansion(first.id, (2,), (-0.5,), CERTAIN),
-    }
-    return tree, [first, second, below], drawn, partial(untold, tree, drawn)
-
-
-def test_a_distribution_travels_once_with_the_first_child_drawn_from_it() -> None:
-    tree, (first, second, below), _, told = drawn_tree()
-    outgoing = Outgoing()
-    assert outgoing.propose(tree, [first, below], 0.0, told).drafts == (HALVES, CERTAIN)
-    assert outgoing.propose(tree, [second], 0.0, told).drafts == ()
-
-
-def test_on_a_new_stream_it_travels_again() -> None:
-    tree, nodes, _, told = drawn_tree()
-    first = Outgoing().propose(tree, nodes, 0.0, told)
-    for node in nodes:
-        node.wire_id = 0
-    assert Outgoing().propose(tree, nodes, 0.0, told) == first
-    assert first.drafts == (HALVES, None, CERTAIN)
-
-
-def test_a_child_is_never_sent_before_one_that_was_drawn_before_it() -> None:
-    tree, (_, second, _), _, told = drawn_tree()
-    with pytest.raises(LocalError, match="sent before one that was drawn before it"):
-        Outgoing().propose(tree, [second], 0.0, told)
-
-
-def test_a_child_that_was_not_drawn_is_not_sent_where_drafts_are() -> None:
-    tree, nodes, drawn, told = drawn_tree()
-    del drawn[tree.tip.id]
-    with pytest.raises(LocalError, match="not known what it was drawn from"):
-        Outgoing().propose(tree, nodes, 0.0, told)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.acceptance import COUPLED, draw, make_acceptance, quantised
-from common.chances import SeededChances
+from common.acceptance import make_acceptance
 from common.errors import (
     CapacityError,
     ForerunError,
@@ -1032,50 +1031,3 @@ def test_beside_a_draft_model_only_likely_guesses_count() -> None:
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.on_message(Commit(7, (3,)), 0.3)
     assert [node.token for node in session.tree.speculative()][:1] == [4]
-
-
-# Drawn drafts -----------------------------------------------------------------------------------------
-
-
-def drawing(policy: GrowthPolicy | None = None, **config: Any) -> EdgeSession:
-    """Started, its first effects not taken."""
-    session = make(policy or chain(), **(DRAWN | config))
-    session.start(0.0)
-    return session
-
-
-def test_a_rule_that_draws_asks_the_drafter_for_plain_candidates_and_the_verifier_for_the_rule() -> None:
-    drafter, _, opening, _ = drawing(draft_top=7).effects()
-    assert isinstance(drafter, StartDrafter)
-    assert drafter.plain == 7
-    assert isinstance(opening, Send)
-    assert isinstance(opening.message, Open)
-    assert opening.message.acceptance == make_acceptance("specinfer")
-
-
-@pytest.mark.parametrize("config", [{"acceptance": COUPLED}, {"sampling": SamplingParams(max_tokens=20)}])
-def test_without_chance_or_such_a_rule_nothing_is_drawn(config: dict[str, Any]) -> None:
-    session = drawing(None, **config)
-    assert session.effects()[0] == StartDrafter(PROMPT, 1, session.config.sampling, 0)
-    (message,) = proposals(draft(session, (5, 6), 0.1))
-    assert (message.tokens, message.drafts) == ((5,), ())
-
-
-def test_drawn_drafts_travel_with_what_they_were_drawn_from() -> None:
-    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
-    session.effects()
-    (message,) = proposals(draft(session, (5, 6, 4), 0.1))
-    told = quantised((5, 6, 4), (0.0, -1.0, -2.0))
-    assert message.drafts == (told, None)
-    assert message.tokens == draw(told, 1, 2, SeededChances(0))
-    assert len(set(message.logprobs)) == 2, "promises, first and second"
-
-
-def test_live_drafts_are_sent_again_on_a_new_stream_as_they_were_drawn() -> None:
-    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
-    session.effects()
-    (first,) = proposals(draft(session, (5, 6, 4), 0.1))
-    session.on_stream_lost(GONE, 0.2)
-    session.on_timer(session.next_timer_at or 0.0)
-    again = proposals(session.effects())[0]
-    assert (again.tokens[:2], again.drafts[:2]) == (first.tokens, first.drafts)
