@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import starmap
 
 from common.calibration import LEAST_MISS, SHIPPED, Calibration, promised
 from common.chances import Chances, SeededChances
@@ -22,9 +21,6 @@ from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
 from edge_client.core.proposal_source import EarlierText, ProposalSource
 from edge_client.core.sent_nodes import Untold
-
-MOST_LIVE = 400
-"""Live nodes up to which hints grow more, as of `AdaptiveSettings`: bounds memory, and a decision's time."""
 
 SURELY_GUESSED = math.log(0.35)
 """The least chance of a guess beside a draft model, whose own drafts beat doubtful guesses."""
@@ -159,20 +155,9 @@ class Growth:
             source.grow(self.tree, last, room, surely, from_tip=from_tip)
 
     def hint(self, node: Node, tokens: Sequence[int]) -> None:
-        """Grow the tokens of a hint below a live node, likeliest first, and doubt its other children."""
-        tree = self.tree
-        if node.position >= self.view.last_position or tree.num_speculative >= MOST_LIVE:
-            return
+        """Pass on what another machine expects after a live node."""
         for source in self._sources:
-            hinted = source.hear(node.id, tokens)
-            if not hinted:
-                continue
-            for child in self._policy.branch(self.view, node, list(starmap(TokenCandidate, hinted.items()))):
-                tree.grow(node, child.token, child.logprob)
-            left = source.left(node.id)
-            for each in node.children.values():
-                below = tree.live[each]
-                tree.revise(below, hinted.get(below.token, min(below.logprob, left)))
+            source.hear(self.view, self._policy, node, tokens)
 
     def close(self) -> None:
         """Let other sessions look up in this text, which has ended."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from common.prompt_lookup import LEAST, PromptLookup, SharedTexts, grow_guesses
 from common.token_source import TokenSource
-from common.tree import SpeculationTree
-from edge_client.core.policies import TokenCandidate
+from common.tree import Node, SpeculationTree
+from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 
 MOST_GUESSED = 32
 """New nodes from earlier texts after a Commit: what a verifier evaluates in the two steps of a usual round
@@ -23,13 +23,8 @@ class ProposalSource(TokenSource):
         """Return the draft model's candidates after a node, the likeliest first, with their chances."""
         return candidates
 
-    def hear(self, node: int, tokens: Sequence[int]) -> Mapping[int, float]:
-        """Note what another machine expects after a live node. Return its tokens with log chances."""
-        return {}
-
-    def left(self, node: int) -> float:
-        """Return the log chance that the node goes on with a token that nobody expects."""
-        return 0.0
+    def hear(self, view: GrowthView, policy: GrowthPolicy, node: Node, tokens: Sequence[int]) -> None:
+        """Note what another machine expects after a live node, the likeliest first, and grow it."""
 
     def forget(self, node: int) -> None:
         """Drop what is known of a node that died."""
