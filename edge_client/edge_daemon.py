@@ -252,9 +252,9 @@ class EdgeDaemon:
             await asyncio.wait({task}, timeout=2 * GOODBYE_TIME)
 
     async def _until_told(self, stop: asyncio.Event, listening: Listening) -> None:
-        told, broken = asyncio.create_task(stop.wait()), asyncio.create_task(listening.wait())
-        await asyncio.wait({told, broken}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+        stopping, broken = asyncio.create_task(stop.wait()), asyncio.create_task(listening.wait())
+        await asyncio.wait({stopping, broken}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         if broken.done():
             await broken
         broken.cancel()

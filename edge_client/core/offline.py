@@ -125,9 +125,9 @@ class Offline:
 
     def answered(self, now: float, own: ModeStatus) -> list[Effect]:
         """Return to the policy's `own` mode, because the verifier writes again."""
-        told, self.is_told, self.active, self._end_told = self.is_told, False, False, False
+        was_told, self.is_told, self.active, self._end_told = self.is_told, False, False, False
         self._draft_at = None
-        if not told:
+        if not was_told:
             return []
         away = f"the verifier writes again after {now - self._alone_since:.1f} s"
         return [ChangeMode(ModeStatus(own.mode, f"{away}; {own.why}"))]

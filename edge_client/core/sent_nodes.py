@@ -76,7 +76,7 @@ class Outgoing:
         anchored = 0 in deltas
         chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
         anchor = tree.tip_position if anchored else None
-        told = tuple(drafts) if any(drafts) else ()
+        distributions = tuple(drafts) if any(drafts) else ()
         is_news = bool(nodes) and _differs(wait, self.wait)
         self.wait = wait if is_news else self.wait
         return Propose(
@@ -85,7 +85,7 @@ class Outgoing:
             () if chain else tuple(deltas),
             anchor,
             seen,
-            told,
+            distributions,
             wait if is_news else None,
         )
 

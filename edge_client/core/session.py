@@ -159,7 +159,7 @@ class EdgeSession:
         self._silence = Silence(config.asks_when_silent)
         self._drafting = False
         self._owes_guess = False  # tokens were committed since the last guess
-        self._told: tuple[Commit, float] | None = None  # a Commit whose text is out, but not booked yet
+        self._emitted: tuple[Commit, float] | None = None  # a Commit whose text is out, but not booked yet
         self._draft_began_at = 0.0
         self._draft_busy = 0.0  # seconds of ended draft steps since the newest Commit
         self._draft_ended_at: float | None = None  # of the latest draft step
@@ -422,7 +422,7 @@ class EdgeSession:
         self._effects += self._offline.committed(message.start, message.tokens)
         self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
         self._effects += self._answered(now)
-        self._told = message, now
+        self._emitted = message, now
 
     def _answered(self, now: float) -> list[Effect]:
         """End the fallback, because the verifier writes again, and show the present mode."""
@@ -432,9 +432,9 @@ class EdgeSession:
 
     def _book(self) -> None:
         """Take a Commit whose text was emitted into the tree, the estimators and the counts."""
-        if self._told is None:
+        if self._emitted is None:
             return
-        (message, came_at), self._told = self._told, None
+        (message, came_at), self._emitted = self._emitted, None
         sent_at = self._outgoing.left_at(message.echo)  # of the newest Propose that the verifier had
         if sent_at is not None:
             self.view.rtt.sample(came_at - sent_at, message.hold_us * 1e-6)
@@ -701,5 +701,5 @@ class EdgeSession:
 
 def _largest_token(commit: Commit) -> int:
     """Return the largest token of the text and of its alternatives; -1 if there is none."""
-    told = (token for each in commit.logprobs or () for token, _ in each.top)
-    return max((*commit.tokens, *told), default=-1)
+    alternatives = (token for each in commit.logprobs or () for token, _ in each.top)
+    return max((*commit.tokens, *alternatives), default=-1)

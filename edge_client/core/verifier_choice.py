@@ -61,11 +61,11 @@ def common_target(served: Sequence[tuple[str, bool]]) -> str:
     answers now. A name that a verifier answers with goes before others, so an update that renames a target
     leaves no gap. Of such names that of the most verifiers is taken, and of equals the first.
     """
-    answering, told = Counter[str](), Counter[str]()
+    answering, counts = Counter[str](), Counter[str]()
     for name, answers in served:
         answering[name] += answers
-        told[name] += 1
-    return max(told, key=lambda name: (answering[name] > 0, told[name]), default="")
+        counts[name] += 1
+    return max(counts, key=lambda name: (answering[name] > 0, counts[name]), default="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,13 @@ class Kill(Enum):
 def report(labels: Mapping[str, str], figures: Mapping[str, float | None]) -> bytes:
     """Return facts about a device as JSON, without those that are unknown or empty. A text that does not read
     as a label leaves as its hash: no sentence leaves, and equal texts stay equal. Raise `PayloadError`."""
-    told: dict[str, Any] = {name: _label(text) for name, text in labels.items() if text}
+    facts: dict[str, Any] = {name: _label(text) for name, text in labels.items() if text}
     for name, value in figures.items():
         if value is not None:
             if not _is_number(value):
                 raise PayloadError(f"{name} is no number")
-            told[name] = value
-    return json.dumps(told, separators=(",", ":")).encode()
+            facts[name] = value
+    return json.dumps(facts, separators=(",", ":")).encode()
 
 
 def read_report(payload: bytes) -> tuple[dict[str, str], dict[str, float]]:

@@ -50,9 +50,9 @@ class Holding:
         self._on_opened = on_opened
         self._grain = 0  # bytes, of which every message down has a multiple; 0: any size will do
 
-    def opened(self, asked: Open, told: Privacy | None, up: Privacy) -> None:
+    def opened(self, asked: Open, theirs: Privacy | None, up: Privacy) -> None:
         """Note the verifier's privacy (None from a version without any) and this side's own, `up`."""
-        down = told or Privacy.OFF
+        down = theirs or Privacy.OFF
         self._grain = 0 if down is Privacy.OFF else down_grain(asked)
         self.held = Held(up, down)
         self._on_opened(self)

@@ -83,7 +83,7 @@ class VerifierMember:
         self._since = clock()
         self._rtt = RttEstimator()
         self._last_error = ""
-        self._told = ""  # gRPC's own words for the newest failure
+        self._failure = ""  # gRPC's own words for the newest failure
         self.code = Code.FAILED_PRECONDITION  # of why it is unfit
         self._fits: bool | None = None
         self._explained = (b"", "")  # the newest fingerprint that was not ours, and what differs
@@ -96,8 +96,8 @@ class VerifierMember:
     @property
     def target(self) -> str:
         """Return the name of its target, as it last said; empty while unknown, or if it does not fit."""
-        told = self.description if self._fits is not False else None
-        return "" if told is None else target_name(told.model)
+        description = self.description if self._fits is not False else None
+        return "" if description is None else target_name(description.model)
 
     @property
     def takes_texts(self) -> bool:
@@ -125,9 +125,9 @@ class VerifierMember:
         if (rtt := self._rtt).num_samples:
             latest, smoothed = rtt.latest_rtt, rtt.smoothed_rtt
             status = replace(status, latest_rtt=latest, min_rtt=rtt.min_rtt, smoothed_rtt=smoothed)
-        if (told := self.description) is not None:
-            status = replace(status, model=told.model, version=told.version)
-            if (load := told.load) is not None:
+        if (description := self.description) is not None:
+            status = replace(status, model=description.model, version=description.version)
+            if (load := description.load) is not None:
                 most = load.max_sessions or None
                 status = replace(status, num_sessions=load.num_sessions, max_sessions=most)
         return status
@@ -177,11 +177,11 @@ class VerifierMember:
     async def close(self) -> None:
         await self.channel.__aexit__()
 
-    async def _take(self, told: Description) -> None:
-        self.failures, self.description = 0, told
-        mismatch = await self._mismatch(told)
+    async def _take(self, description: Description) -> None:
+        self.failures, self.description = 0, description
+        mismatch = await self._mismatch(description)
         self._fits = not mismatch
-        load = told.load
+        load = description.load
         if mismatch:
             self.code = Code.FAILED_PRECONDITION
             self._set(Health.UNFIT, mismatch)
@@ -190,15 +190,15 @@ class VerifierMember:
         elif load is not None and 0 < load.max_sessions <= load.num_sessions:
             self._set(Health.FULL, f"it has {load.num_sessions} sessions, which is its maximum")
         else:
-            self._set(Health.READY, f"it serves {told.model}")
+            self._set(Health.READY, f"it serves {description.model}")
 
-    async def _mismatch(self, told: Description) -> str:
+    async def _mismatch(self, description: Description) -> str:
         """Return the first differing token; empty if all match or no vocabulary is known."""
         own = self._vocabulary
-        if own is None or told.fingerprint == own.fingerprint:
+        if own is None or description.fingerprint == own.fingerprint:
             return ""
-        if told.fingerprint != self._explained[0]:
-            self._explained = (told.fingerprint, await self.channel.explain_mismatch(own))
+        if description.fingerprint != self._explained[0]:
+            self._explained = (description.fingerprint, await self.channel.explain_mismatch(own))
         return self._explained[1]
 
     async def _fail(self, error: UnavailableError) -> None:
@@ -210,9 +210,9 @@ class VerifierMember:
             return
         if self.is_reachable:  # sessions go elsewhere at once; the reason follows
             self._set(Health.UNREACHABLE, str(error))
-        elif self._tls is None and self._told == str(error):
+        elif self._tls is None and self._failure == str(error):
             return
-        self._told = self._last_error = str(error)
+        self._failure = self._last_error = str(error)
         reason = await explain(self.address.bare_host, self.address.port, self._tls, self._name)
         if reason is not None:
             self._last_error = f"the verifier at {self.address} cannot be used: {reason}"
@@ -225,6 +225,6 @@ class VerifierMember:
             self._on_change(self)
 
 
-def _small(told: Description) -> Description:
+def _small(description: Description) -> Description:
     """Return a description without its large parts and its load."""
-    return replace(told, load=None, chat_template="", bos_token="", eos_token="")
+    return replace(description, load=None, chat_template="", bos_token="", eos_token="")

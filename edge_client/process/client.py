@@ -242,7 +242,7 @@ def _decoded(text: str) -> Any:
 
 def _refusal(name: str, answer: http.client.HTTPResponse, text: str) -> ForerunError:
     """Return the error of a status and its body."""
-    words = _told(text) or f"{answer.status} {answer.reason}"
+    words = _message_of(text) or f"{answer.status} {answer.reason}"
     if answer.status in (401, 403):
         return UserError(f"the {name} does not let this command in: {words}", Code.FAILED_PRECONDITION)
     if answer.status == 404:
@@ -254,7 +254,7 @@ def _refusal(name: str, answer: http.client.HTTPResponse, text: str) -> ForerunE
     return UserError(words) if answer.status < 500 else LocalError(words)
 
 
-def _told(text: str) -> str:
+def _message_of(text: str) -> str:
     """Return the message of {"error": {"message": ...}}, as in OpenAI's API; empty if there is none."""
     try:
         body = json.loads(text)
