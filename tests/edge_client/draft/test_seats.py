@@ -26,13 +26,6 @@ pytestmark = pytest.mark.llama
 LONG_WAIT = 60.0  # seconds; only a test that fails waits so long
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
 @pytest.fixture
 def runtime(model: Path) -> Iterator[LlamaRuntime]:
     from common.llama.runtime import LlamaRuntime

@@ -27,11 +27,9 @@ NEVER = -1.0
 AT_ONCE = 0.0
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
-
-    return write_tiny_gguf(tmp_path_factory.mktemp("models") / "tiny.gguf")
+@pytest.fixture
+def path(model: Path) -> Path:
+    return model
 
 
 def settings(path: Path, n_seq_max: int = 16) -> LlamaSettings:
