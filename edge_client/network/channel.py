@@ -42,27 +42,6 @@ class Held:
         return {"up": self.up.title, "down": self.down.title}
 
 
-class Holding:
-    """Keeps a stream's `Held`. The stream calls `opened` once, and `came` for each message, the first too."""
-
-    def __init__(self, on_opened: Callable[[Holding], None] = lambda holding: None) -> None:
-        self.held: Held | None = None  # until the verifier has opened
-        self._on_opened = on_opened
-        self._grain = 0  # bytes, of which every message down has a multiple; 0: any size will do
-
-    def opened(self, asked: Open, theirs: Privacy | None, up: Privacy) -> None:
-        """Note the verifier's privacy (None from a version without any) and this side's own, `up`."""
-        down = theirs or Privacy.OFF
-        self._grain = 0 if down is Privacy.OFF else down_grain(asked)
-        self.held = Held(up, down)
-        self._on_opened(self)
-
-    def came(self, size: int) -> None:
-        if self._grain and size % self._grain and self.held is not None:
-            self._grain = 0
-            self.held = replace(self.held, down=Privacy.OFF)
-
-
 DESCRIBE_TIMEOUT = 10.0
 """Seconds. A slow link needs a few of them for a token table of 128k entries."""
 
@@ -175,9 +154,11 @@ class VerifierStream:
         on_lost: OnLost,
         on_silent: Callable[[], None],
         metadata: tuple[tuple[str, str], ...] = (),
-        holding: Holding | None = None,
+        on_opened: Callable[[VerifierStream], None] = lambda stream: None,
     ) -> None:
-        self.holding = holding or Holding()  # which privacy holds
+        self.held: Held | None = None  # until the verifier has opened
+        self._on_opened = on_opened
+        self._down_grain = 0  # bytes, of which every message down has a multiple; 0: any size will do
         self._outgoing: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         self._on_message = on_message
         self._on_lost = on_lost
@@ -241,7 +222,7 @@ class VerifierStream:
                 self.bytes_down += size
                 if not is_idle(response):
                     self._take(decode_response(response))
-                self.holding.came(size)
+                self._measure(size)
         except grpc.aio.AioRpcError as error:
             lost = to_error(error)
         except ForerunError as error:
@@ -262,9 +243,17 @@ class VerifierStream:
         if isinstance(message, Opened) and self._open is not None:
             if message.privacy is Privacy.PADDED:
                 self._grain = up_grain(self._open)
-            up = Privacy.PADDED if self._grain else Privacy.OFF
-            self.holding.opened(self._open, message.privacy, up)
+            down = message.privacy or Privacy.OFF  # None: a version without any
+            self._down_grain = 0 if down is Privacy.OFF else down_grain(self._open)
+            self.held = Held(Privacy.PADDED if self._grain else Privacy.OFF, down)
+            self._on_opened(self)
         self._on_message(message)
+
+    def _measure(self, size: int) -> None:
+        """Note a message's bytes. The first that is off the grain ends the verifier's privacy."""
+        if self._down_grain and size % self._down_grain and self.held is not None:
+            self._down_grain = 0
+            self.held = replace(self.held, down=Privacy.OFF)
 
 
 class VerifierChannel:
@@ -285,7 +274,7 @@ class VerifierChannel:
         self._tls = None if tls is None else LiveClientTls(tls)
         self._name = (tls.server_name or name) if tls is not None else ""
         self._connection = self._connect(more)
-        self._newest: Holding | None = None
+        self._newest: VerifierStream | None = None  # of those that were opened
         self._rtts = deque[float](maxlen=RECENT)
 
     async def __aenter__(self) -> VerifierChannel:
@@ -377,11 +366,10 @@ class VerifierChannel:
                 on_silent()
 
         entries = (*entries, (KEY_ENTRY, key)) if key else entries
-        holding = Holding(self._opened)
-        return VerifierStream(connection, on_message, on_lost, silent, entries, holding)
+        return VerifierStream(connection, on_message, on_lost, silent, entries, self._opened)
 
-    def _opened(self, holding: Holding) -> None:
-        self._newest = holding
+    def _opened(self, stream: VerifierStream) -> None:
+        self._newest = stream
 
     def watch(self, on_ready: Callable[[], None] | None) -> None:
         """Do nothing: a session finds a single verifier again by retrying after its own pauses."""

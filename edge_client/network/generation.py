@@ -106,7 +106,7 @@ class Generation:
     @property
     def held(self) -> Held | None:
         """Return the privacy of the open stream; None without one."""
-        return None if self._stream is None else self._stream.holding.held
+        return None if self._stream is None else self._stream.held
 
     @property
     def streaming_time(self) -> float:

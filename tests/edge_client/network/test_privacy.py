@@ -14,35 +14,11 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.codec import encode_response
-from common.wire.padding import DOWN_BYTES
 from edge_client.core.policies import make_policy
-from edge_client.network.channel import Held, Holding, VerifierChannel
+from edge_client.network.channel import Held, VerifierChannel
 from tests.support.tiny import generation, running
 
 OFF, PADDED = Privacy
-
-
-@pytest.mark.parametrize(
-    ("told", "sizes", "down"),
-    [
-        (PADDED, (DOWN_BYTES, 3 * DOWN_BYTES, DOWN_BYTES), PADDED),
-        (PADDED, (DOWN_BYTES, 33, DOWN_BYTES), OFF),  # one message of its own size ends it for good
-        (None, (DOWN_BYTES, DOWN_BYTES), OFF),  # a verifier that does not know privacy holds none
-    ],
-)
-def test_what_came_decides_what_holds(told: Privacy | None, sizes: tuple[int, ...], down: Privacy) -> None:
-    it = Holding()
-    it.came(9)
-    before = it.held
-    assert before is None, "the verifier has not opened"
-    it.opened(Open((1,), SamplingParams(), b"", privacy=PADDED), told, PADDED)
-    for size in sizes:
-        it.came(size)
-    assert it.held == Held(PADDED, down)
-    assert it.held.as_json() == {"up": "padded", "down": down.title}
-
-
-# Over the real wire -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.grpc
@@ -61,11 +37,14 @@ async def test_a_stream_tells_the_stricter_of_both_sides(asked: Privacy, demande
 
 
 @pytest.mark.grpc
-async def test_a_verifier_that_promises_and_does_not_pad_is_found_out() -> None:
+@pytest.mark.parametrize("privacy", [PADDED, None])
+async def test_what_comes_decides_what_holds(privacy: Privacy | None) -> None:
+    """A verifier that promises and does not pad is found out; one that does not know privacy holds none."""
+
     class Liar(pb_grpc.VerifierServiceServicer):
         async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
             async for _ in requests:
-                yield encode_response(Opened(1, 32, privacy=PADDED))
+                yield encode_response(Opened(1, 32, privacy=privacy))
 
     server = grpc.aio.server()
     pb_grpc.add_VerifierServiceServicer_to_server(Liar(), server)
@@ -78,6 +57,7 @@ async def test_a_verifier_that_promises_and_does_not_pad_is_found_out() -> None:
             stream.send(Open((1, 2, 3), SamplingParams(), b"", privacy=PADDED))
             await heard.wait()
             assert channel.held == Held(PADDED, OFF)
+            assert channel.held.as_json() == {"up": "padded", "down": "off"}
             stream.abandon()
     finally:
         await server.stop(None)
