@@ -15,7 +15,7 @@ WIDTH = 100
 SHORT_FORMS = {
     "a whole number of ": "",
     "a number of ": "",
-    "a list of texts, each ": "list of ",
+    "a list of texts, each ": "list, each ",
     "the path of a file": "file",
     "true or false": "boolean",
     "a text": "text",
