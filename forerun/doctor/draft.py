@@ -81,11 +81,6 @@ class DraftReport:
         found = self.stages.get(stage, {}).get(name)
         return float(found) if isinstance(found, int | float) else None
 
-    def table(self, stage: str, name: str) -> dict[int, float]:
-        """Return a stage's numbers by size; empty if they were not reported."""
-        found = self.stages.get(stage, {}).get(name)
-        return {int(size): float(took) for size, took in found.items()} if isinstance(found, dict) else {}
-
 
 def find_file(draft: DraftSection) -> tuple[str, list[Finding]]:
     """Return the draft's file, or "" if unusable, and findings about its name, content and hash."""
@@ -222,10 +217,8 @@ def _run(asked: ChildQuestion) -> None:
     )
     with LlamaRuntime(settings) as runtime:
         _tell("loaded", description=runtime.description, seconds=time.monotonic() - began)
-        tables = measure_pace(runtime)
         pace = DraftPace()
-        tables.teach(pace)
-        _tell("pace", rows=tables.rows, reads=tables.reads)
+        measure_pace(runtime).teach(pace)
         prompt = tuple(runtime.tokenize(PROMPT, True))
         _tell("steps", **_draft_steps(runtime, prompt, prompt))
         if asked.address:

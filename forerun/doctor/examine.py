@@ -1,9 +1,10 @@
-"""Runs all checks in the order of their dependences, and last the simulator's prediction."""
+"""Runs all checks in the order of their dependences, and last predicts the speed-up."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from common.errors import UserError
 from edge_client.process.paths import EdgePaths
@@ -21,17 +22,11 @@ from forerun.doctor.device import (
 )
 from forerun.doctor.draft import ChildQuestion, DraftReport, ask_child, check_child, find_file
 from forerun.doctor.link import LinkFound, check_link, tls_for
-from simulator.advice import LONGEST_RTT, WORTH_IT, break_even, speedup
-from simulator.drafts import BetaDraft
-from simulator.experiment import Pool
-from simulator.link import LinkSpec
-from simulator.world import DeviceSpec, VerifierSpec, World
 
-TOKENS = 200  # of a simulated text, as `forerun simulate advise` has it, but one seed and no map: a second
-FURTHER_ROW = 0.5  # of a draft step, where only the user gave its time and no table was measured
+WORTH_IT = 1.05  # times faster than streaming; less is not worth a device's battery
+LONGEST_RTT = 2.0  # seconds; beyond it nobody waits for a text
 TEXTS_DIFFER = 1.3  # factor between the outlook and doctor's own two texts that is worth a warning
-CLOSE_ENOUGH = 0.3  # of the break-even round trip: the search ends
-SHARES = (0.05, 0.98)  # of right drafts, that the simulator is asked about; 32 tokens say no more
+SHARES = (0.05, 0.98)  # of right drafts that are believed; 32 tokens say no more
 
 Progress = Callable[[str], None]
 
@@ -49,7 +44,6 @@ def examine(
     pairs = dict[str, MeasuredPair]()
     for name, pair in config.each_pair.items():
         pairs[name] = yield from _examine_pair(name, pair, paths, given, progress)
-    progress("looking ahead")
     for name, found in pairs.items():
         yield _of(name, check_outlook(found))
 
@@ -100,9 +94,7 @@ class MeasuredPair:
     step_time: float | None = None  # of the target
     draft_time: float | None = None
     acceptance: float | None = None  # how often the draft's best token is the target's
-    rows: Mapping[int, float] = field(default_factory=dict)  # seconds of a draft step by its rows, measured
-    reads: Mapping[int, float] = field(default_factory=dict)  # that reading so many tokens adds
-    step_times: Mapping[int, float] = field(default_factory=dict)  # seconds of a target step by rows, if told
+    row_share: float = 0.0  # what a further row adds to a target step, as a share of its time, if told
     seen: float | None = None  # speed-up of doctor's own text with drafts over the one without
 
     @property
@@ -126,15 +118,22 @@ def measured(told: DraftReport, nearest: LinkFound | None, given: MeasuredPair) 
         step_time=told.plain["step_ms"] / 1e3 if told.plain is not None and told.plain["step_ms"] else None,
         draft_time=draft_ms / 1e3 if draft_ms is not None else None,
         acceptance=right / of if right is not None and of else None,
-        rows=told.table("pace", "rows"),
-        reads=told.table("pace", "reads"),
-        step_times=nearest.step_times if nearest is not None else {},
+        row_share=row_share(nearest.step_times) if nearest is not None else 0.0,
         seen=_speedup(told),
     )
     names = ("rtt", "step_time", "draft_time", "acceptance")
     return replace(
         found, **{name: getattr(given, name) for name in names if getattr(given, name) is not None}
     )
+
+
+def row_share(step_times: Mapping[int, float]) -> float:
+    """Return what a further row adds to a step, as a share of a step of one row. `step_times`: seconds by
+    rows."""
+    rows = max(step_times, default=1)
+    if rows == 1 or 1 not in step_times:
+        return 0.0
+    return max(0.0, (step_times[rows] / step_times[1] - 1.0) / (rows - 1))
 
 
 def _speedup(told: DraftReport) -> float | None:
@@ -146,7 +145,7 @@ def _speedup(told: DraftReport) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class SpeedOutlook:
-    """Holds the simulator's prediction."""
+    """Holds the prediction."""
 
     speedup: float  # over streaming
     break_even: float | None  # seconds of RTT up to which drafting pays; None: nowhere, or everywhere
@@ -157,7 +156,7 @@ def check_outlook(measured: MeasuredPair) -> Finding:
     """Predict speed-up and break-even RTT."""
     if measured.missing:
         return skip("outlook", f"not known: {', '.join(measured.missing)}")
-    outlook = look_ahead(world_of(measured))
+    outlook = look_ahead(measured)
     words = in_words(measured, outlook)
     if measured.seen and not 1 / TEXTS_DIFFER <= measured.seen / outlook.speedup <= TEXTS_DIFFER:
         doubt = (
@@ -168,45 +167,30 @@ def check_outlook(measured: MeasuredPair) -> Finding:
     return (ok if outlook.speedup >= WORTH_IT else warn)("outlook", words)
 
 
-def world_of(measured: MeasuredPair) -> World:
-    """Build the simulator's world. All inputs must be known."""
+def look_ahead(measured: MeasuredPair) -> SpeedOutlook:
+    """Predict by a formula; all inputs must be known.
+
+    After a miss the server writes alone, a token a step of t seconds, until drafts are ahead of it: with
+    d seconds a token and a round trip of R that takes c = 1 + R / (t - d) tokens. The tokens behind them come
+    as fast as they are drafted or evaluated, in a seconds. With a share m of right drafts the next miss comes
+    after c tokens with chance m^c, so a token takes t (1 - m^c) + a m^c seconds on average.
+    """
     assert measured.rtt is not None
     assert measured.step_time is not None
     assert measured.draft_time is not None
     assert measured.acceptance is not None
-    return World(
-        link=LinkSpec(rtt=min(measured.rtt, LONGEST_RTT)),
-        device=_device(measured, measured.draft_time),
-        verifier=_verifier(measured, measured.step_time),
-        draft=BetaDraft(mean=min(max(measured.acceptance, SHARES[0]), SHARES[1])),
-        tokens=TOKENS,
-    )
-
-
-def _device(measured: MeasuredPair, draft_time: float) -> DeviceSpec:
-    """Build the device from its measured times, scaled to the given step time."""
-    if not measured.rows:
-        return DeviceSpec(draft_time, FURTHER_ROW * draft_time)
-    scale = draft_time / measured.rows[1]
-    rows = tuple((size, scale * took) for size, took in sorted(measured.rows.items()))
-    reads = tuple((size, scale * took) for size, took in sorted(measured.reads.items()))
-    return DeviceSpec(draft_time, draft_times=rows, read_times=reads)
-
-
-def _verifier(measured: MeasuredPair, step_time: float) -> VerifierSpec:
-    """Build the verifier from the times that it tells, scaled to the given step time."""
-    if 1 not in measured.step_times:
-        return VerifierSpec(step_time)
-    scale = step_time / measured.step_times[1]
-    further = {rows: scale * took for rows, took in measured.step_times.items() if rows > 1}
-    return VerifierSpec(step_time, step_times=((1, step_time), *sorted(further.items())))
-
-
-def look_ahead(world: World) -> SpeedOutlook:
-    """Simulate the world. This takes seconds of computing."""
-    with Pool(1) as pool:
-        here = speedup(world, 1, pool)
-        return SpeedOutlook(here, *break_even(world, here >= WORTH_IT, 1, pool, CLOSE_ENOUGH))
+    step, draft = measured.step_time, measured.draft_time
+    right = min(max(measured.acceptance, SHARES[0]), SHARES[1])
+    ahead = max(draft, step * measured.row_share)
+    if ahead >= step:
+        return SpeedOutlook(1.0, None)
+    lead = step - draft  # seconds that drafting gains on the server with each token
+    saved = (1.0 - ahead / step) * right ** (1.0 + measured.rtt / lead)
+    needed = (1.0 - 1.0 / WORTH_IT) / (1.0 - ahead / step)  # the least m^c that is worth it
+    furthest = lead * (math.log(needed) / math.log(right) - 1.0)
+    pays_everywhere = furthest > LONGEST_RTT
+    break_even = furthest if 0.0 < furthest <= LONGEST_RTT else None
+    return SpeedOutlook(1.0 / (1.0 - saved), break_even, pays_everywhere)
 
 
 def in_words(measured: MeasuredPair, outlook: SpeedOutlook) -> str:

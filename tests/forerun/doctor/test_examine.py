@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from forerun.doctor.device import Level
 from forerun.doctor.draft import DraftReport
 from forerun.doctor.examine import (
+    WORTH_IT,
     MeasuredPair,
     SpeedOutlook,
     check_outlook,
     in_words,
     look_ahead,
     measured,
-    world_of,
 )
 from forerun.doctor.link import LinkFound
 from tests import wording
@@ -43,25 +45,39 @@ def test_nothing_is_guessed() -> None:
     wording.keep(finding.words)
 
 
+@pytest.mark.parametrize(
+    ("rtt", "acceptance", "ms"),
+    [
+        (10, 0.7, 13.8),
+        (60, 0.7, 20.2),
+        (200, 0.7, 28.6),
+        (10, 0.85, 10.2),
+        (60, 0.85, 14.5),
+        (200, 0.85, 22.9),
+    ],
+)
+def test_the_formula_is_near_what_a_simulated_tree_reaches(rtt: float, acceptance: float, ms: float) -> None:
+    """Milliseconds a token of trees ahead, at a target step of 30 ms and a draft step of 5 ms."""
+    outlook = look_ahead(MeasuredPair(rtt / 1e3, 0.030, 0.005, acceptance))
+    assert 30.0 / outlook.speedup == pytest.approx(ms, rel=0.13)
+
+
 def test_a_good_draft_pays_up_to_some_distance() -> None:
-    outlook = look_ahead(world_of(GOOD))
-    assert outlook.speedup > 1.3
-    assert outlook.break_even is not None
-    assert outlook.break_even > 0.02
+    break_even = look_ahead(GOOD).break_even
+    assert break_even is not None
+    assert look_ahead(replace(GOOD, rtt=break_even)).speedup == pytest.approx(WORTH_IT)
+    assert look_ahead(replace(GOOD, acceptance=1.0)).pays_everywhere
 
 
 def test_a_draft_as_slow_as_the_target_pays_nowhere() -> None:
-    outlook = look_ahead(world_of(replace(GOOD, draft_time=0.2, acceptance=0.1)))
-    assert outlook.break_even is None
-    assert not outlook.pays_everywhere
-    assert outlook.speedup < 1.05
+    assert look_ahead(replace(GOOD, draft_time=0.2, acceptance=0.1)) == SpeedOutlook(1.0, None)
 
 
 def test_a_verifier_whose_rows_are_dear_is_told_of_before_it_is_tried() -> None:
     dear = replace(LINK, step_times={1: 0.041, 2: 0.082, 8: 0.328})
     found = measured(TOLD, dear, replace(GOOD, rtt=None, step_time=0.020))
-    assert world_of(found).verifier.step_times == ((1, 0.020), (2, 0.040), (8, 0.160))
-    assert look_ahead(world_of(found)).speedup < 1.01
+    assert found.row_share == pytest.approx(1.0)
+    assert look_ahead(found).speedup < 1.01
 
 
 def test_where_drafting_pays_is_told() -> None:
