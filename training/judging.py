@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import UserError
-from forerun.doctests import Verdict, run_doctests
 from schemes.rules.trained_judge import FloatArray, Judge, features
+from training.doctests import Verdict, run_doctests
 
 Tokens = tuple[int, ...]
 

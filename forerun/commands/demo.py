@@ -13,11 +13,9 @@ from typing import Any
 
 from common.errors import UserError
 from edge_client.core.policies import make_policy
-from edge_client.texts.events import TextAdded
 from forerun import demo_pair
-from forerun.chat.display import Silent, legend, new_display
+from forerun.chat.display import legend, new_display
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
-from forerun.doctests import Outcome, Verdict, run_doctests
 from forerun.options import SAMPLING, SamplingOptions, add_command, option
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
@@ -27,9 +25,8 @@ from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
 DESCRIPTION = """\
 Start a verifier with the bundled target model and an edge with the bundled draft model as two processes, with
-an emulated wide-area link between them. Complete a few functions and show the text as it arrives. Run the
-doctests of what was written, in a process with limits. Then run the same prompts over the same link in four
-ways, and compare them in a table:
+an emulated wide-area link between them. Complete a few functions and show the text as it arrives. Then run
+the same prompts over the same link in four ways, and compare them in a table:
 
   server streaming   the plain cloud service: the target alone, token by token
   best sync block    classic split speculation: draft k tokens, wait for the verdict; with the best k
@@ -122,13 +119,11 @@ async def _demo(options: DemoOptions, sampling: dict[str, Any]) -> None:
         if options.own_drafter is not None:
             settings = replace(options.rig, drafter=options.own_drafter)
             guessing = await stack.enter_async_context(Rig(settings))
-        texts = await _write(guessing or rig, prompts, options.policy, sampling, show=not options.json)
-        outcomes = [outcome for text in texts for outcome in run_doctests(text)]
         if not options.json:
-            _print_doctests(outcomes)
+            await _show(guessing or rig, prompts, options.policy, sampling)
         comparison = await compare(rig, guessing, prompts, sampling, options.policy, progress=note)
     if options.json:
-        print(json.dumps(_as_json(options, prompts, outcomes, comparison), indent=2))
+        print(json.dumps(_as_json(options, prompts, comparison), indent=2))
     else:
         print_table(options, comparison)
 
@@ -152,37 +147,16 @@ async def _page(options: DemoOptions, browser: bool) -> int:
     return 0
 
 
-async def _write(
-    rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any], *, show: bool
-) -> list[str]:
-    """Return each prompt with its completion. If `show` is set, print them as they arrive."""
+async def _show(rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[str, Any]) -> None:
+    """Print each prompt with its completion as it arrives."""
     painter = Painter(sys.stdout)
-    if show:
-        print(legend(painter))
-    texts = []
+    print(legend(painter))
     for number, prompt in enumerate(prompts, 1):
-        if show:
-            print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
-        display = new_display(painter, origin=True, prompt=prompt) if show else Silent()
-        parts = [prompt]
+        print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
+        display = new_display(painter, origin=True, prompt=prompt)
         async for _, event in rig.events(prompt, policy, sampling):
             display.take(event)
-            if isinstance(event, TextAdded):
-                parts.append(event.text)
         display.close()
-        texts.append("".join(parts))
-    return texts
-
-
-def _print_doctests(outcomes: Sequence[Outcome]) -> None:
-    """Print which of the functions written return what their docstrings say, if any has examples."""
-    if not outcomes:
-        return
-    passed = sum(outcome.verdict is Verdict.PASSED for outcome in outcomes)
-    print(f"\ndoctests: {passed} of {len(outcomes)} functions pass")
-    for outcome in outcomes:
-        mark = "✓" if outcome.verdict is Verdict.PASSED else "✗"
-        print(f"  {mark} {outcome.function}" + (f": {outcome.why}" if outcome.why else ""))
 
 
 TITLES = {
@@ -236,13 +210,11 @@ def _cell(value: float | bool) -> str:
 def _as_json(
     options: DemoOptions,
     prompts: Sequence[str],
-    outcomes: Sequence[Outcome],
     comparison: SchemeComparison,
 ) -> dict[str, Any]:
     settings = {key: value for key, value in vars(options).items() if key not in ("prompt", "json")}
     return {
         "settings": {**settings, "prompts": len(prompts), "sync_best_block": comparison.best_block},
-        "doctests": [{**asdict(outcome), "verdict": outcome.verdict.value} for outcome in outcomes],
         "schemes": {name: as_json(found) for name, found in comparison.schemes.items()},
         "sync_search_ms_per_token": {str(k): round(found, 3) for k, found in comparison.blocks.items()},
         **{

@@ -22,13 +22,13 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from common.noise import gumbel
-from forerun.doctests import Verdict, run_doctests
 from lab.demo_models import DRAFT_GGUF, ROOT
 from lab.demo_models.architecture import END_OF_TEXT_ID, load_target
 from lab.demo_models.corpus import held_out_functions, load_split
 from lab.demo_models.gguf_export import read_gguf
 from lab.demo_models.tokenizer import load_tokenizer
 from lab.demo_models.training import pack
+from training.doctests import Verdict, run_doctests
 
 BATCH_ROWS = 8
 TEMPERATURES = (0.0, 0.8)

@@ -27,7 +27,7 @@ ALLOWED = {
     "this program wrote the file": """
         edge_client.texts.resume._read edge_client.process.run_file.read_any
         forerun.doctor.draft.main
-        forerun.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
+        training.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
@@ -36,7 +36,7 @@ ALLOWED = {
         simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        forerun.rig.json_lines forerun.doctest_child.main forerun.rig.RigProcess.read""",
+        forerun.rig.json_lines training.doctest_child.main forerun.rig.RigProcess.read""",
     "the kernel writes the file": """
         edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """

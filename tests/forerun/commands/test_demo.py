@@ -12,7 +12,6 @@ from edge_client.formats.detokenizer import spelled
 from edge_client.texts.events import TextAdded
 from forerun.cli import main
 from forerun.commands import demo
-from forerun.doctests import Outcome, Verdict
 from forerun.rig import Rig, RigSettings, TextRecord, words_of
 from lab import demo_models
 
@@ -28,7 +27,6 @@ def test_the_demo_compares_identical_texts(capfd: pytest.CaptureFixture[str]) ->
     assert report["schemes"]["server_streaming"]["target_steps_per_token"] == 1.0
     assert report["schemes"]["server_streaming"]["draft_tokens_per_token"] == 0.0
     assert report["schemes"]["forerun"]["draft_tokens_per_token"] > 0.0
-    assert {outcome["verdict"] for outcome in report["doctests"]} <= {"passed", "failed", "refused"}
 
 
 async def test_a_text_survives_cuts_of_the_link() -> None:
@@ -63,12 +61,6 @@ def plain_greedy(prompt: str, count: int) -> list[int]:
             best = model(input_ids=ids, use_cache=False).logits[0, -1].argmax()
             ids = torch.cat([ids, best.view(1, 1)], dim=1)
     return list(ids[0, start:].tolist())
-
-
-def test_the_doctests_of_what_was_written_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    demo._print_doctests([])
-    demo._print_doctests([Outcome("f", Verdict.PASSED), Outcome("g", Verdict.FAILED, "g(1) is 2, not 3")])
-    assert capsys.readouterr().out == "\ndoctests: 1 of 2 functions pass\n  ✓ f\n  ✗ g: g(1) is 2, not 3\n"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from itertools import islice
 
 import pytest
 
-from forerun.doctests import Verdict, check, run_doctests
 from lab.demo_models import PROMPTS
 from lab.demo_models.corpus import bundled_prompts, document, draw_function, held_out_functions, plain
 from lab.demo_models.forms import FORMS
 from lab.demo_models.functions import LINE_WIDTH, Function
+from training.doctests import Verdict, check, run_doctests
 
 
 def drawn(count: int, seed: int = 0) -> list[Function]:

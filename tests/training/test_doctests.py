@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from forerun.doctests import Outcome, RefusedError, Verdict, check, run_doctests
+from training.doctests import Outcome, RefusedError, Verdict, check, run_doctests
 
 HEAD = 'def f(x):\n    """Do something.\n\n    >>> f(3)\n    9\n    """\n'
 
