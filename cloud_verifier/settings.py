@@ -127,9 +127,9 @@ class TargetSection:
     drafter: str | None = setting(
         None,
         "the verifier's own drafter: heads of `forerun heads train`, EAGLE-3 heads, a small model of the "
-        "target's vocabulary, mtp, the prediction module of the target's checkpoint, exit:K, the target's "
-        "first K layers, or exit, its first layers if they pay",
-        form="a file, a folder, a hub id, mtp, exit or exit:K",
+        "target's vocabulary, mtp, the prediction module of the target's checkpoint, or exit:K, the "
+        "target's first K layers",
+        form="a file, a folder, a hub id, mtp or exit:K",
         is_common=True,
     )
     hint_at: float = setting(

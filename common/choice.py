@@ -171,7 +171,7 @@ def choose(
 def choose_adjusted(adjusted: Logits, params: SamplingParams, position: int) -> Choice:
     """Choose from logits that grammar, bias and penalties have changed already."""
     if not params.greedy:
-        ranking = _rank_adjusted(adjusted, params, position, 2)
+        ranking = rank_adjusted(adjusted, params, position, 2)
         return Choice(int(ranking.tokens[0]), ranking.margin if ranking.margin <= FLOAT32_MAX else math.inf)
     token = int(adjusted.argmax())  # numpy promises the first, so the lowest id
     others = [_greatest(side) for side in (adjusted[:token], adjusted[token + 1 :]) if side.size]
@@ -190,10 +190,11 @@ def rank(
     """Return the `count` (>= 1) best tokens for `position + 1`; arguments and errors are those of
     `choose`."""
     adjusted = adjusted_logits(logits, params, prompt, generated, allowed)
-    return _rank_adjusted(adjusted, params, position, count)
+    return rank_adjusted(adjusted, params, position, count)
 
 
-def _rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, count: int) -> Ranking:
+def rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, count: int) -> Ranking:
+    """Rank logits that grammar, bias and penalties have changed already."""
     scaled = _scaled(adjusted, params)
     if params.greedy:
         return _rank_plain(scaled, count)

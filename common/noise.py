@@ -8,8 +8,8 @@ The 64-bit integers are SplitMix64 streams read at random places: the position-t
 is a key, the token-th output of the key's stream is the noise's bits. (Steele, Lea & Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014; `MIX_*` are the constants of its mix64 as Vigna's splitmix64.c
 has them: David Stafford's "Mix13", a better-tuned MurmurHash3 finaliser.)
-`cloud_verifier.engine.sampling.choice` says the same in torch, bit for bit. The two logarithms that follow
-are the libraries' own, so the noise itself agrees to the last bit or two of a float64.
+`cloud_verifier.engine.sampling.device_rows` says the same in torch, bit for bit. The two logarithms that
+follow are the libraries' own, so the noise itself agrees to the last bit or two of a float64.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloud_verifier.core.engine_protocol import IntArray
-from cloud_verifier.engine.drafting.heads import Heads
+from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.sampling.choice import gumbel, noise_keys
+from cloud_verifier.engine.sampling.device_rows import gumbel, noise_keys
 from common.errors import UserError
+from schemes.drafters.heads import Heads, MedusaHeads
+from training.unrolled import UnrolledAttention
 
 TOKENS_PER_STEP = 2048
 """Rows of one update."""
@@ -199,11 +202,30 @@ def batches(lengths: Sequence[int], seed: int) -> Iterator[list[int]]:
         epoch += 1
 
 
+def level_states(heads: Heads, tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
+    """Yield each level's hidden states [B, T - L, H] of the rows from L on, as training sees them.
+
+    Level L of a row of a recurrent head sees its L - 1 rows before at the levels above, and all earlier rows
+    at level 1. Args: tokens int64 [B, T]; hidden [B, T, H], the target's.
+    """
+    if isinstance(heads, MedusaHeads):
+        for level in range(1, depth + 1):
+            yield heads.state_below(hidden[:, :-level], level)
+        return
+    tokens, hidden = tokens[:, 1:], hidden[:, :-1]
+    passes = UnrolledAttention()
+    with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
+        for level in range(1, depth + 1):
+            hidden = heads.read(tokens, hidden)
+            yield hidden[:, level - 1 :]
+            hidden = functional.pad(hidden, (0, 0, 1, 0))[:, :-1]
+
+
 def level_losses(heads: Heads, target: TargetModel, batch: Batch, depth: int) -> Iterator[Tensor]:
     """Yield the mean of KL(target || heads) over the real rows, in nats, at each of `depth` levels."""
     with torch.no_grad():
         wanted = target.head(batch.hidden).log_softmax(dim=-1)
-    for level, states in enumerate(heads.levels(batch.tokens, batch.hidden, depth), 1):
+    for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, depth), 1):
         got = target.head(states).log_softmax(dim=-1)
         apart = functional.kl_div(got, wanted[:, level:], reduction="none", log_target=True).sum(dim=-1)
         yield apart[batch.is_real[:, level:]].mean()
@@ -233,7 +255,7 @@ def accuracy(
         )
         noise = (noise * temperature).float()
         chosen = logits.argmax(dim=-1), (logits + noise).argmax(dim=-1)
-        for level, states in enumerate(heads.levels(batch.tokens, batch.hidden, heads.depth), 1):
+        for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, heads.depth), 1):
             own = target.head(states)[0]
             hits[level - 1, 0] += (own.argmax(dim=-1) == chosen[0][level:]).sum().item()
             hits[level - 1, 1] += ((own + noise[level:]).argmax(dim=-1) == chosen[1][level:]).sum().item()

@@ -21,8 +21,8 @@ from forerun.terminal import note, table
 from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.drafting.trial import TrialReport
-    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.torch_engine import TorchEngine
+    from training.drafter_trial import TrialReport
     from training.head_training import Checkpoint, Trainer
 
 DESCRIPTION = """\
@@ -115,7 +115,7 @@ def _train(options: TrainOptions) -> int:
     engine = _engine(options)
     import torch
 
-    from cloud_verifier.engine.drafting.heads import KINDS, HeadsLabel, save_heads
+    from schemes.drafters.heads import KINDS, HeadsLabel, save_heads
     from training.head_training import Checkpoint, Trainer, accuracy, digest, read_texts
 
     target, prompts = engine.model, _tokenized(options, engine)
@@ -196,10 +196,8 @@ def _trained(report: dict[str, Any]) -> str:
 
 def _check(options: HeadsCheckOptions) -> int:
     engine = _engine(options, options.drafter)
-    from cloud_verifier.engine.drafting.trial import try_drafter
+    from training.drafter_trial import try_drafter
 
-    if engine.drafter is None:
-        raise UserError("no early exit pays for this model on this machine; exit:K checks the first K layers")
     sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     report = try_drafter(engine, _tokenized(options, engine), sampling, options.step_floor)
     print(json.dumps({**asdict(report), "best_depth": report.best_depth}) if options.json else _tried(report))
@@ -238,7 +236,7 @@ def _engine(options: HeadsOptions, drafter: str | None = None) -> TorchEngine:
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
 
     slots = BATCH * (LONGEST_PROMPT + options.max_tokens + 1)
     dtype = "float32" if drafter is None else "auto"

@@ -38,7 +38,7 @@ from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mi
 from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.torch_engine import TorchEngine
     from common.llama.runtime import LlamaRuntime
 
 DESCRIPTION = """\
@@ -169,7 +169,7 @@ class LoadedPair:
     def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
         import torch
 
-        from cloud_verifier.engine.engine import last_hidden
+        from cloud_verifier.engine.torch_engine import last_hidden
 
         target = self._engine.model
         with torch.inference_mode(), target.plain(), last_hidden(target) as states:
@@ -183,7 +183,7 @@ class LoadedPair:
 
 
 def _train(options: JudgeTrainOptions) -> int:
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
     from common.llama.model import LlamaSettings
     from edge_client.draft.group import DraftGroup, MemberDrafter
 

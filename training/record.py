@@ -101,7 +101,7 @@ def _run(options: RecordOptions) -> int:
 
 def record(options: RecordOptions, prompts: Sequence[str]) -> Recording:
     """Record both models. Raise `UserError` if models, prompts or machine do not fit each other."""
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
     from common.llama.model import LlamaSettings
     from edge_client.draft.group import DraftGroup, MemberDrafter
 

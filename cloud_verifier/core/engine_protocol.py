@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from common.acceptance import Acceptance, Draft
 from common.calibration import Confidence
 from common.choice import History
-from common.messages import TokenLogprobs
+from common.errors import LocalError, UserError
+from common.messages import Open, TokenLogprobs
 from common.sampling import NO_ADVICE, SamplingDefaults, SamplingParams
 
 IntArray = NDArray[np.int32]
@@ -139,17 +141,6 @@ class TargetInfo:
     repeats: bool = False  # a text's bits depend on its request alone
 
 
-class TargetEngine(Protocol):
-    """Runs the target. One thread calls it; `evaluate` may take as long as the hardware needs."""
-
-    @property
-    def info(self) -> TargetInfo: ...
-
-    def evaluate(self, plan: StepPlan) -> StepResult:
-        """Run one step. Slots keep their KV until a later step overwrites them."""
-        ...
-
-
 @dataclass(slots=True)
 class GuessItem:
     """Asks the engine's own drafter how one session's text goes on below its tip.
@@ -197,12 +188,39 @@ class GuessResult:
         return max((1 + len(each.path) for followers in self.guesses for each in followers), default=0)
 
 
-class GuessingEngine(TargetEngine, Protocol):
-    """An engine with a drafter of its own: `info.guess_depth` is above 0."""
+Stats = Mapping[str, float | Mapping[str, float]]
+"""An engine's figures by name (lower case, underscores): totals that only grow under names that end in
+`_total`, anything else as it stands. A mapping tells a figure by reason."""
+
+
+class TargetEngine(ABC):
+    """Runs the target. Methods that are not abstract have the answer of an engine that does steps alone."""
+
+    info: TargetInfo
+
+    @abstractmethod
+    def evaluate(self, plan: StepPlan) -> StepResult:
+        """Run one step, which may take as long as the hardware needs. Slots keep their KV until a later step
+        overwrites them. One thread calls this method and `guess`, one at a time."""
 
     def guess(self, plan: GuessPlan) -> GuessResult:
-        """Guess how the texts go on. The thread of `evaluate` calls it while no step runs."""
-        ...
+        """Guess how the texts go on, by a drafter of the engine's own: `info.guess_depth` is above 0."""
+        raise LocalError("guesses were asked of an engine without a drafter")
+
+    def listen(self, tell: Callable[[StepHints], None]) -> None:  # noqa: B027 - most engines have none
+        """Have `tell` called with early hints in the thread of `evaluate`. Called once, before all steps."""
+
+    def stats(self) -> Stats:
+        """Return the engine's figures. From another thread than `evaluate`, for which it must not wait."""
+        return {}
+
+    def check_grammar(self, request: Open) -> None:
+        """Raise `UserError` or `PeerError` if the engine cannot follow the session's grammar, which is not
+        empty. From any thread, without waiting for `evaluate`."""
+        raise UserError("this verifier takes no grammars; leave the grammar out")
+
+    def prepare_grammars(self) -> None:  # noqa: B027 - most engines prepare nothing
+        """Prepare what the first grammar needs. From any thread, without waiting for `evaluate`."""
 
 
 # The children of a node as an acceptance rule considers them, frozen when a step is planned.
@@ -228,13 +246,11 @@ class Judge(Protocol):
     @property
     def num_hidden(self) -> int:
         """The size of the hidden state that the judge reads; 0 for none."""
-        ...
 
     def is_unimportant(
         self, law: NDArray[np.float64], token: int, hidden: NDArray[np.float64] | None = None
     ) -> bool:
         """Return whether `token` may take the place of the target's own under its law [V]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

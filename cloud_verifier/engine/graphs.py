@@ -15,11 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan
-from cloud_verifier.engine.around import StepCounts
+from cloud_verifier.engine.attention.attention_units import (
+    CUTS,
+    ROW_FIELDS,
+    UNIT_FIELDS,
+    AttentionPlan,
+    plan_attention,
+)
 from cloud_verifier.engine.attention.backend import KVStore, StepContext, current_step
-from cloud_verifier.engine.attention.plan import CUTS, ROW_FIELDS, UNIT_FIELDS, AttentionPlan, plan_attention
 from cloud_verifier.engine.attention.triton_backend import AttentionTables, TritonBackend
-from cloud_verifier.engine.engine import TorchEngine, no_choices
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
 from cloud_verifier.engine.sampling.device_choice import (
     GREEDY,
@@ -30,8 +34,9 @@ from cloud_verifier.engine.sampling.device_choice import (
     choose_plain,
     finish,
 )
-from cloud_verifier.engine.sampling.host import ChoiceRow, Chosen
-from cloud_verifier.engine.sampling.logprobs import row_logprobs
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow, Chosen
+from cloud_verifier.engine.sampling.row_logprobs import row_logprobs
+from cloud_verifier.engine.torch_engine import StepCounts, TorchEngine, no_choices
 from common.errors import LocalError
 from common.sampling import SamplingParams
 
@@ -61,8 +66,8 @@ class DeviceRunner:
         if not step.num_rows:
             return no_choices()
         with self._on_device():
-            found = self.graphs.run(step) if self.graphs is not None else None
-            return self._run_eagerly(step) if found is None else found
+            replayed = self.graphs.run(step) if self.graphs is not None else None
+            return self._run_eagerly(step) if replayed is None else replayed
 
     @torch.inference_mode()
     def warm(self, max_rows: int, tell: Callable[[float], None] = lambda share: None) -> None:
@@ -311,10 +316,10 @@ class GraphRunner:
             if asked is not None:
                 self._count_eager(str(self.refusal))
             return None
-        found = None
+        choices = None
         if asked is not None:
             step, table = asked
-            found = chosen(step, logits, result, table)
+            choices = chosen(step, logits, result, table)
             self._count_eager(FIRST)
         del logits  # its memory may be wanted for the recording
         try:
@@ -324,7 +329,7 @@ class GraphRunner:
             self._note_too_large(bucket)
         except RuntimeError as error:  # torch's own for anything that a capture does not allow
             self._refuse(f"the model cannot be recorded: {error}")
-        return found
+        return choices
 
     def _note_too_large(self, bucket: SizeBucket) -> None:
         logger.warning("no memory to record steps of %d rows, %d units", bucket.rows, bucket.units)
@@ -348,8 +353,8 @@ class GraphRunner:
     def _check(self, recording: _Recording, num_outputs: int) -> bool:
         """Tell whether a replay gives the logits of an eager run of the same tables, up to rounding."""
         expected = recording.body()[:num_outputs]
-        found = recording.repeat()[:num_outputs]
-        error = ((found - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).max()
+        replayed = recording.repeat()[:num_outputs]
+        error = ((replayed - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).max()
         recording.trusted = bool(error <= MOST_DIFFERENCE)  # False for nan, too
         if not recording.trusted:
             self._refuse(f"a replay differs from an eager run by {float(error):.2g} of the logits' spread")
@@ -383,7 +388,7 @@ row of padding costs what a node costs, and from 128 rows on it is a fifth of th
 LEAST_UNITS = 16
 """Units of a replay are powers of two from here on; one that does nothing costs some nanoseconds."""
 
-_LONG = ("tokens", "positions", "slots", "outputs", "keys", "bits")
+_LONG = ("tokens", "positions", "slots", "outputs", "keys", "ancestors")
 """Arrays of 8-byte numbers, one per row. Ancestors take one word a row: larger trees are never replayed."""
 _NUM_LONG = len(_LONG) + SETTINGS
 _PADDING = np.array(GREEDY)[:, None]
@@ -419,12 +424,12 @@ class SizeBucket:
         [rows, 2], places [rows] (the positions once more), and in the rest the slot table."""
         long, small = flat.tensor_split([_NUM_LONG * self.rows])
         settings, *arrays = long.view(_NUM_LONG, self.rows).tensor_split([SETTINGS])
-        found = dict(zip(_LONG, arrays[0].unbind(), strict=True))
-        found["settings"] = settings.view(torch.float64)
+        views = dict(zip(_LONG, arrays[0].unbind(), strict=True))
+        views["settings"] = settings.view(torch.float64)
         parts = small.view(torch.int32).tensor_split(np.cumsum(self.sizes).tolist())
-        found["units"], found["rows"] = parts[0].view(self.units, -1), parts[1].view(self.rows, -1)
-        found["places"], found["slot_table"] = parts[2:]
-        return found
+        views["units"], views["rows"] = parts[0].view(self.units, -1), parts[1].view(self.rows, -1)
+        views["places"], views["slot_table"] = parts[2:]
+        return views
 
 
 class StepBuffers:
@@ -470,7 +475,7 @@ class StepBuffers:
             "slots": step.slots,
             "outputs": step.outputs,
             "keys": table.keys,
-            "bits": plan.bits,
+            "ancestors": plan.ancestors,
             "units": plan.units,
             "rows": plan.rows,
             "places": plan.positions,
@@ -498,6 +503,6 @@ class StepBuffers:
             num_partials=bucket.units * self._rows_per_unit,
             positions=views["places"],
             keys=views["slot_table"],
-            bits=views["bits"],
+            ancestors=views["ancestors"],
         )
         return views, tables

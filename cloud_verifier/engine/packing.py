@@ -138,18 +138,6 @@ def item_of(
     )
 
 
-def ancestor_mask(parents: IntArray) -> NDArray[np.bool_]:
-    """Return the rows that each row of an item sees: itself and its ancestors. parents [T]; bool [T, T]."""
-    num_rows = len(parents)
-    if bool((parents == np.arange(-1, num_rows - 1)).all()):
-        return np.tri(num_rows, dtype=np.bool_)
-    mask = np.eye(num_rows, dtype=np.bool_)
-    for row, parent in enumerate(parents.tolist()):
-        if parent >= 0:
-            mask[row] |= mask[parent]
-    return mask
-
-
 def path_rows(parents: IntArray | Sequence[int], row: int) -> list[int]:
     """Return the rows from the first below the prefix down to `row`, itself included. parents [T] local."""
     path: list[int] = []

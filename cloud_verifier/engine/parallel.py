@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ from torch.distributed.rendezvous import rendezvous
 from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan, StepResult, TargetEngine
 from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.engine.attention.backend import AttentionBackend, StepAttention
-from cloud_verifier.engine.attention.plan import Cuts
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import LocalError, UnavailableError, UserError
 from common.sampling import SamplingParams
@@ -48,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 LOAD_PATIENCE = timedelta(minutes=30)
 """For what comes before serving: ranks read their weights at different speeds."""
+
+PATIENCE = 60.0
+"""Seconds without a word after which a rank gives the group up: several times the longest step."""
 
 BEATS_PER_PATIENCE = 3
 """While there is nothing to do, rank 0 says so this often within the others' patience."""
@@ -80,9 +81,9 @@ class Ranks:
 
     def least(self, number: int) -> int:
         """Return the smallest of the ranks' numbers. All ranks call it together."""
-        found = torch.tensor([number], dtype=torch.int64)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self.control)
-        return int(found)
+        least = torch.tensor([number], dtype=torch.int64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self.control)
+        return int(least)
 
     def who_leaves(self) -> str:
         """Return the rank that asked last, or "" if none has. Raises `RuntimeError` if the store is
@@ -90,7 +91,7 @@ class Ranks:
         return str(self.store.get(LEAVING), "ascii") if self.store.check([LEAVING]) else ""
 
 
-def join(device: str, patience: float) -> Ranks:
+def join(device: str, patience: float = PATIENCE) -> Ranks:
     """Meet the other processes that torchrun started; torchrun gives each its rank in the environment.
 
     Raises `UserError` if torchrun did not start this process, or on a device that transformers would not use.
@@ -101,8 +102,8 @@ def join(device: str, patience: float) -> Ranks:
             "-m forerun verify --tensor-parallel --model ..."
         )
     kind = torch.device(device).type
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    accelerator = "cpu" if found is None else found.type
+    default = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = "cpu" if default is None else default.type
     if accelerator != kind:
         raise UserError(
             f"--device is {device}, and transformers divides a model over {accelerator} here; say --device "
@@ -124,16 +125,17 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-class LeadingBackend:
+class LeadingBackend(AttentionBackend):
     """Wraps a rank's attention backend. On rank 0, once it leads, it announces each step to the others.
 
     The engine calls `prepare` once for every forward, right before it, with all that the ranks need.
     """
 
+    leads = True
+
     def __init__(self, inner: AttentionBackend) -> None:
         self.inner = inner
-        self.rows_per_read: int = getattr(inner, "rows_per_read", 1)  # as in `TargetInfo`
-        self.cuts: Cuts | None = getattr(inner, "cuts", None)  # as in `TritonBackend`
+        self.rows_per_read, self.cuts = inner.rows_per_read, inner.cuts
         self.tell: Callable[[Sequence[StepItem]], None] | None = None
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
@@ -154,8 +156,10 @@ class Leader:
         self.lock = threading.Lock()
         self._over = threading.Event()
         self._spoken = False  # since the last beat
-        words = f"no answer from the other ranks within {ranks.patience:g} s; this group of {ranks.size} ends"
-        self.watchdog = CollectiveWatchdog(ranks.patience, words)
+        reason = (
+            f"no answer from the other ranks within {ranks.patience:g} s; this group of {ranks.size} ends"
+        )
+        self.watchdog = CollectiveWatchdog(ranks.patience, reason)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
         if ranks.store is not None:  # by a thread of its own: the store may be silent, and beats must go on
@@ -173,7 +177,7 @@ class Leader:
         """Have the other ranks compute this step."""
         self.in_step = self._spoken = True
         line = encode_items(items)
-        self._send(head_of(FrameKind.STEP, len(line)))
+        self._send(np.array([len(line)], dtype=np.int64))
         self._send(line)
 
     def lose(self, error: BaseException) -> UnavailableError:
@@ -189,7 +193,7 @@ class Leader:
         self._over.set()
         self._pulse.join()
         with self.lock:
-            self._say(FrameKind.END)
+            self._say(END)
         self.watchdog.stop()
 
     def _beat(self) -> None:
@@ -197,7 +201,7 @@ class Leader:
         while not self._over.wait(self._ranks.patience / BEATS_PER_PATIENCE):
             with self.lock:
                 if not self._spoken:
-                    self._say(FrameKind.BEAT)
+                    self._say(BEAT)
                 self._spoken = False
 
     def _listen(self) -> None:
@@ -206,8 +210,8 @@ class Leader:
             try:
                 leaving = self._ranks.who_leaves()
             except RuntimeError as error:
-                words = "! torchrun's store is gone (%s): ranks can no longer ask to leave"
-                logger.warning(words, _cause(error))
+                message = "! torchrun's store is gone (%s): ranks can no longer ask to leave"
+                logger.warning(message, _cause(error))
                 return
             if leaving:
                 with self.lock:
@@ -216,13 +220,13 @@ class Leader:
                         self._on_over()
                 return
 
-    def _say(self, word: FrameKind) -> None:
-        """Send a frame that is no step."""
+    def _say(self, word: int) -> None:
+        """Send `BEAT` or `END`."""
         if self.lost is not None:
             return
         self.watchdog.feed()
         try:
-            self._send(head_of(word))
+            self._send(np.array([word], dtype=np.int64))
         except RuntimeError as error:  # gloo's, when a connection is closed
             self.lose(error)
         self.watchdog.rest()
@@ -261,8 +265,8 @@ def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:
 
     Raises `UnavailableError` if rank 0 is gone, or if this rank cannot compute a step.
     """
-    words = f"no word from rank 0 within {ranks.patience:g} s; rank {ranks.rank} ends"
-    watchdog = CollectiveWatchdog(ranks.patience, words)
+    reason = f"no word from rank 0 within {ranks.patience:g} s; rank {ranks.rank} ends"
+    watchdog = CollectiveWatchdog(ranks.patience, reason)
     try:
         while True:
             watchdog.feed()
@@ -278,16 +282,17 @@ def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:
 def _receive_step(ranks: Ranks) -> StepPlan | None:
     """Return the next step: None at the end, an empty one for a beat."""
     try:
-        head = _receive(torch.empty(HEAD_LENGTH, dtype=torch.int64), ranks).tolist()
-        kind, length = read_head(head)
-        if kind is FrameKind.END:
+        length = int(_receive(torch.empty(1, dtype=torch.int64), ranks))
+        if length == END:
             return None
-        if kind is FrameKind.BEAT:
+        if length == BEAT:
             return StepPlan(())
+        if not 0 < length <= MAX_LENGTH:
+            raise LocalError(f"rank 0 sent a step of length {length}, which is none")
         line: IntArray = _receive(torch.empty(length, dtype=torch.int32), ranks).numpy()
     except RuntimeError as error:  # gloo's, when a connection is closed
-        words = f"rank 0 is gone, and rank {ranks.rank} ends with it: {_cause(error)}"
-        raise UnavailableError(words) from error
+        reason = f"rank 0 is gone, and rank {ranks.rank} ends with it: {_cause(error)}"
+        raise UnavailableError(reason) from error
     return decode_items(line)
 
 
@@ -297,14 +302,14 @@ def _compute(compute: Callable[[StepPlan], Tensor], plan: StepPlan, ranks: Ranks
     try:
         compute(plan)
     except Exception as error:
-        words = f"rank {ranks.rank} could not compute a step, and the group ends: {_cause(error)}"
-        raise UnavailableError(words) from error
+        reason = f"rank {ranks.rank} could not compute a step, and the group ends: {_cause(error)}"
+        raise UnavailableError(reason) from error
 
 
 def _cause(error: BaseException) -> str:
     """Return the cause alone: gloo's messages begin with a source location and end with advice."""
-    words = str(error) or type(error).__name__
-    return re.sub(r"^\[[^]]*\] ", "", words).split(". ")[0]
+    reason = str(error) or type(error).__name__
+    return re.sub(r"^\[[^]]*\] ", "", reason).split(". ")[0]
 
 
 def _receive(buffer: Tensor, ranks: Ranks) -> Tensor:
@@ -312,36 +317,17 @@ def _receive(buffer: Tensor, ranks: Ranks) -> Tensor:
     return buffer
 
 
-# Frames. Rank 0 sends a head of two integers, its kind and the length of what follows, and for a step that
-# many int32. No pickle travels: whoever could reach the port could otherwise run code here.
+# Frames. Rank 0 sends the length of a step, and then that many int32; or `BEAT` or `END` in its place. No
+# pickle travels: whoever could reach the port could otherwise run code here.
 
-HEAD_LENGTH = 2
+BEAT, END = 0, -1
+"""In place of a length: rank 0 is alive and has nothing to do; go."""
+
 MAX_LENGTH = 2**28
-"""Integers of a step at most (1 GiB): a head that asks for more is garbage."""
+"""Integers of a step at most (1 GiB): a length above it is garbage."""
 
 _COUNTS = 3  # of an item: prefix slots, rows, outputs
 _GREEDY = SamplingParams()
-
-
-class FrameKind(IntEnum):
-    """Names the kind of a frame."""
-
-    STEP = 1
-    BEAT = 2  # nothing to do; rank 0 is alive
-    END = 3  # go
-
-
-def head_of(kind: FrameKind, length: int = 0) -> NDArray[np.int64]:
-    """Return a frame's head, int64 [2]."""
-    return np.array([kind, length], dtype=np.int64)
-
-
-def read_head(head: Sequence[int]) -> tuple[FrameKind, int]:
-    """Return the kind of a frame and how many int32 follow. Raises `LocalError` for an unknown kind."""
-    kind, length = head
-    if kind not in set(FrameKind) or not 0 <= length <= MAX_LENGTH:
-        raise LocalError(f"rank 0 sent a frame of kind {kind} and length {length}, which is none")
-    return FrameKind(kind), length
 
 
 def encode_items(items: Sequence[StepItem]) -> IntArray:
@@ -378,13 +364,11 @@ def decode_items(line: IntArray) -> StepPlan:
 # A collective cannot be cancelled from Python: a rank whose peer hangs, or whose peer's machine has lost its
 # power, waits in native code. What is left is to end the process and let whoever supervises it start anew.
 
-EXIT_CODE = 1
 
-
-def end_process(words: str) -> None:
+def end_process(reason: str) -> None:
     """Log the reason and exit without clean-up: the main thread is stuck."""
-    print(f"forerun: {words}", file=sys.stderr, flush=True)  # noqa: T201 - the last words
-    os._exit(EXIT_CODE)
+    print(f"forerun: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the process ends
+    os._exit(1)
 
 
 class CollectiveWatchdog:
@@ -393,9 +377,9 @@ class CollectiveWatchdog:
     A thread of its own watches the deadline and calls `on_late`, once.
     """
 
-    def __init__(self, patience: float, words: str, on_late: Callable[[str], None] = end_process) -> None:
+    def __init__(self, patience: float, reason: str, on_late: Callable[[str], None] = end_process) -> None:
         self._patience = patience
-        self._words = words
+        self._reason = reason
         self._on_late = on_late
         self._changed = threading.Condition()
         self._due_at: float | None = None  # monotonic seconds; None = at rest
@@ -431,4 +415,4 @@ class CollectiveWatchdog:
                     break
                 self._changed.wait(left)
         if not self._stopped:
-            self._on_late(self._words)
+            self._on_late(self._reason)

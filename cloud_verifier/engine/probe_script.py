@@ -64,10 +64,58 @@ def leaves_of(paths: Iterable[TokenPath]) -> Sequence[TokenPath]:
 
 
 @dataclass(slots=True)
-class _Session:
+class ScriptedSession:
+    """Holds what a session of a script has committed."""
+
     key: int
     tokens: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
+    prompt_length: int = 0  # as in `StepItem`
+
+
+class StepScript(Generic[Row]):
+    """Drives an engine through steps of several sessions, and collects the logits of their rows.
+
+    Args: free, KV slots, taken from the end; logits, which runs a step and yields a row of logits for each of
+    its outputs.
+    """
+
+    def __init__(self, free: list[int], logits: Callable[[StepPlan], Iterable[Row]]) -> None:
+        self.free = free
+        self.rows: dict[TokenPath, Row] = {}
+        self.prompts: dict[TokenPath, int] = {}  # of every path: the length of its session's prompt
+        self._logits = logits
+
+    def item(
+        self, session: ScriptedSession, parents: Sequence[int], tokens: Sequence[int], first_output: int = 0
+    ) -> StepItem:
+        """Make an item of rows behind a session's text, with outputs from `first_output` on."""
+        count = len(parents)
+        return item_of(
+            parents,
+            np.array([self.free.pop() for _ in range(count)], np.int32),
+            session.slots,
+            tokens=tokens,
+            outputs=range(first_output, count),
+            session=session.key,
+            prompt_length=session.prompt_length,
+        )
+
+    def step(self, *items: tuple[ScriptedSession, StepItem]) -> None:
+        """Run one step."""
+        logits = iter(self._logits(StepPlan(tuple(item for _, item in items))))
+        for session, item in items:
+            for row in item.outputs.tolist():
+                path = *session.tokens, *item.tokens[path_rows(item.parents, row)].tolist()
+                self.rows[path] = next(logits)
+                self.prompts[path] = session.prompt_length
+
+    def commit(self, session: ScriptedSession, item: StepItem, row: int) -> list[int]:
+        """Make the path down to `row` part of the session's text. Return the slots of the other branches."""
+        path = path_rows(item.parents, row)
+        session.tokens += item.tokens[path].tolist()
+        session.slots = [*session.slots, *item.slots[path].tolist()]
+        return [slot for place, slot in enumerate(item.slots.tolist()) if place not in path]
 
 
 def slots_for(longest: int) -> int:
@@ -75,23 +123,21 @@ def slots_for(longest: int) -> int:
     return longest + _SECOND + _THIRD + 4 * len(TREE) + 16
 
 
-class ProbeScript(Generic[Row]):
-    """Drives an engine through prefill chunks and trees of three sessions, and collects the logits.
+class ProbeScript(StepScript[Row]):
+    """Drives an engine through prefill chunks and trees of three sessions, in shuffled slots.
 
-    Args: info, of the engine; logits, which runs a step and yields a row of logits for each of its outputs.
+    Args: info, of the engine; logits, as in `StepScript`.
     """
 
     def __init__(self, info: TargetInfo, logits: Callable[[StepPlan], Iterable[Row]]) -> None:
         self._info = info
-        self._logits = logits
         self._random = np.random.default_rng(0)
-        self._free: list[int] = self._random.permutation(info.num_slots).tolist()
-        self._found: dict[TokenPath, Row] = {}
+        super().__init__(self._random.permutation(info.num_slots).tolist(), logits)
 
     def warm_up(self) -> None:
         """Run one step, which shows the terms that the layers ask for."""
-        count = min(WARM_UP_ROWS, self._info.max_positions)
-        self._step([(_Session(0), self._chunk(_Session(0), count))])
+        session = ScriptedSession(0)
+        self.step((session, self._chunk(session, min(WARM_UP_ROWS, self._info.max_positions))))
 
     def run(self, longest: int, chunk: int) -> dict[TokenPath, Row]:
         """Run all steps, one session `longest` tokens long. Returns the rows by token path.
@@ -101,56 +147,37 @@ class ProbeScript(Generic[Row]):
         room = self._info.max_positions - longest - len(TREE)
         if room < 0:
             raise UserError(f"its last position is {-room} too early for the conformance probe")
-        first, second, third = (_Session(key) for key in range(3))
+        sessions = first, second, third = tuple(ScriptedSession(key) for key in range(3))
         early, *later = _pieces(longest - _TRUNK, chunk)
-        self._advance([(first, early), (second, _SECOND)])
-        self._advance([(third, _THIRD), (first, later[0])])
+        self._advance((first, early), (second, _SECOND))
+        self._advance((third, _THIRD), (first, later[0]))
         for count in later[1:]:
-            self._advance([(first, count)])
+            self._advance((first, count))
         trunk, tree = self._chunk(first, _TRUNK), self._tree(second)
-        self._step([(second, tree), (first, trunk)])
-        self._commit(first, trunk, _TRUNK - 1)
-        self._commit(second, tree, BRANCH)
-        sessions = (first, second, third)
-        self._step([(session, self._tree(session)) for session in sessions])
-        return self._found
+        self.step((second, tree), (first, trunk))
+        self.commit(first, trunk, _TRUNK - 1)
+        self.commit(second, tree, BRANCH)
+        self.step(*((session, self._tree(session)) for session in sessions))
+        return self.rows
 
-    def _advance(self, chunks: Sequence[tuple[_Session, int]]) -> None:
+    def _advance(self, *chunks: tuple[ScriptedSession, int]) -> None:
         """Prefill one chunk of each session, in one step."""
         items = [(session, self._chunk(session, count)) for session, count in chunks]
-        self._step(items)
+        self.step(*items)
         for session, item in items:
-            self._commit(session, item, len(item.tokens) - 1)
+            self.commit(session, item, len(item.tokens) - 1)
 
-    def _chunk(self, session: _Session, count: int) -> StepItem:
-        return self._item(session, range(-1, count - 1), max(0, count - COMPARED_ROWS))
+    def _chunk(self, session: ScriptedSession, count: int) -> StepItem:
+        first_output = max(0, count - COMPARED_ROWS)
+        return self.item(session, range(-1, count - 1), self._tokens(count), first_output)
 
-    def _tree(self, session: _Session) -> StepItem:
-        return self._item(session, CHAIN if len(session.slots) > LONG else TREE, 0)
+    def _tree(self, session: ScriptedSession) -> StepItem:
+        parents = CHAIN if len(session.slots) > LONG else TREE
+        return self.item(session, parents, self._tokens(len(parents)))
 
-    def _item(self, session: _Session, parents: Sequence[int], first_output: int) -> StepItem:
-        count = len(parents)
-        return item_of(
-            parents,
-            np.array([self._free.pop() for _ in range(count)], np.int32),
-            session.slots,
-            tokens=self._random.integers(self._info.vocab_size, size=count).tolist(),
-            outputs=range(first_output, count),
-            session=session.key,
-        )
-
-    def _step(self, items: Sequence[tuple[_Session, StepItem]]) -> None:
-        logits = iter(self._logits(StepPlan(tuple(item for _, item in items))))
-        for session, item in items:
-            for row in item.outputs.tolist():
-                path = item.tokens[path_rows(item.parents, row)]
-                self._found[*session.tokens, *path.tolist()] = next(logits)
-
-    def _commit(self, session: _Session, item: StepItem, row: int) -> None:
-        """Make the path down to `row` part of the session's prefix. Other branches keep their slots."""
-        path = path_rows(item.parents, row)
-        session.tokens.extend(item.tokens[path].tolist())
-        session.slots.extend(item.slots[path].tolist())
+    def _tokens(self, count: int) -> list[int]:
+        tokens: list[int] = self._random.integers(self._info.vocab_size, size=count).tolist()
+        return tokens
 
 
 def _pieces(total: int, chunk: int) -> list[int]:

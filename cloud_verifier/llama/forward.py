@@ -84,10 +84,6 @@ class LlamaForward:
         self._parts: list[tuple[list[int], FloatArray]] = []  # of the running step: output places, logits
         self.num_again = 0  # rows that were evaluated again because their KV was lost
 
-    def clear(self) -> None:
-        """Forget all KV. Prefixes that later steps name are evaluated again."""
-        self.sequences.clear()
-
     def run(self, step: PackedStep) -> FloatArray:
         """Return logits float32 [O, V], a view until the next call. Raises `CapacityError` if llama.cpp has
         no memory for the step, and `LocalError` for another failure."""
@@ -107,10 +103,10 @@ class LlamaForward:
         places, logits = self._parts[-1]
         if len(places) == num_outputs and places == list(range(num_outputs)):
             return logits
-        found: FloatArray = np.empty((num_outputs, logits.shape[1]), np.float32)
+        joined: FloatArray = np.empty((num_outputs, logits.shape[1]), np.float32)
         for places, logits in self._parts:
-            found[places] = logits
-        return found
+            joined[places] = logits
+        return joined
 
     def _lay_all(self, items: Sequence[StepItem]) -> list[list[Leaf]]:
         """Give the rows of the first items their sequences, of as many items as there are sequences for."""

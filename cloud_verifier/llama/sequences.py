@@ -107,26 +107,22 @@ class SlotSequences:
         self._idle = list(range(self._num_sequences - 1, -1, -1))
         self._busy: set[int] = set()  # sessions of the batch under construction
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
-
     def begin_batch(self) -> None:
         """Let the sessions of the batch before give up their sequences, if they must."""
         self._busy.clear()
 
     def renew(self, slots: IntArray | IndexArray, positions: IntArray | IndexArray) -> None:
         """Give up the cells of these slots, which will be written at `positions`."""
-        known = slots[self._home[slots] != LOST]
-        if known.size:
-            self._forget(known)
+        written = slots[self._home[slots] != LOST]
+        if written.size:
+            self._forget(written)
         self._positions[slots] = positions
 
     def _forget(self, slots: IntArray | IndexArray) -> None:
         positions, active = self._positions[slots], list(self._lengths)
-        rows, found = (self._held[np.array(active)[:, None], positions] == slots + 1).nonzero()
+        rows, columns = (self._held[np.array(active)[:, None], positions] == slots + 1).nonzero()
         held: dict[int, list[int]] = {}  # positions by sequence
-        for row, position in zip(rows.tolist(), positions[found].tolist(), strict=True):
+        for row, position in zip(rows.tolist(), positions[columns].tolist(), strict=True):
             held.setdefault(active[row], []).append(position)
         for sequence, own in held.items():
             for start, stop in _runs(sorted(own)):

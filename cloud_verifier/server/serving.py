@@ -22,7 +22,6 @@ from cloud_verifier.core.batching import most_rows
 from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
-from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
 from cloud_verifier.identity.server_tls import ServerTls
@@ -40,6 +39,7 @@ from cloud_verifier.telemetry.monitor import DENIED, TENANT_LIMITS, TOKEN_KEYS
 from common.acceptance import AcceptanceRule
 from common.config.live_files import LiveFiles
 from common.errors import UserError
+from common.offers import offered
 from common.privacy import Privacy
 from common.sampling import NO_ADVICE
 from common.wire.describe import TokenTable
@@ -119,7 +119,7 @@ def use_torch(target: TargetSection, progress: Progress = no_progress) -> None:
     try:
         import torch
 
-        import cloud_verifier.engine.loading  # noqa: F401 - only to check that its packages are installed
+        import cloud_verifier.engine.torch_loading  # noqa: F401 - only to check that its packages are installed
     except ImportError as error:
         what = f"{error.name} is not installed" if error.name else f"an import failed ({error})"
         raise UserError(f"{what}; pip install 'forerun[verifier]'") from error
@@ -137,7 +137,7 @@ def load(
     if target.is_gguf:
         return _load_gguf(config, progress, records)
     use_torch(target, progress)
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
 
     scheduler = config.scheduler  # reads the judge's file
     engine, table = load_engine(
@@ -146,9 +146,8 @@ def load(
         dtype=target.dtype,
         device=target.device,
         quantization=target.quantize,
-        exact_rows=TILE_ROWS if target.deterministic else 0,
+        deterministic=bool(target.deterministic),
         attention=target.attention,
-        warm_rows=limits.max_rows,
         max_rows=limits.max_rows,
         prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
@@ -163,21 +162,26 @@ def load(
         )
     served: TargetEngine = engine
     if target.hint_at:
-        from cloud_verifier.engine.hints import HintingEngine
-
-        served = HintingEngine(engine, target.hint_at)
+        served = _engine_around("hints")(engine, target.hint_at)
     elif AcceptanceRule.REFLECTIVE in config.server.rules:
-        from cloud_verifier.engine.reflecting import PROMPT, ReflectiveEngine
-
-        begin = len(engine.model.tokenize(""))  # special tokens before a prompt
-        served = ReflectiveEngine(engine, engine.model.tokenize(PROMPT)[begin:])
+        served = _engine_around(AcceptanceRule.REFLECTIVE.title)(engine)
     return floored(served, target), table
+
+
+def _engine_around(name: str) -> Callable[..., TargetEngine]:
+    """Return what makes an engine around a `TorchEngine`: an entry point of the group `forerun.engines`, as
+    `schemes` has them. Raises `UserError` if no installed package offers it."""
+    entry = offered("forerun.engines").get(name)
+    if entry is None:
+        raise UserError(f"no installed package offers the engine '{name}'; pip install 'forerun[verifier]'")
+    make: Callable[..., TargetEngine] = entry.load()
+    return make
 
 
 def _load_gguf(
     config: VerifierConfig, progress: Progress, records: Path | None
 ) -> tuple[TargetEngine, TokenTable]:
-    from cloud_verifier.llama.loading import LlamaOptions, load_engine
+    from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine
 
     target, limits = config.target, config.limits
     options = LlamaOptions(

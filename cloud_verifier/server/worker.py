@@ -25,7 +25,6 @@ from cloud_verifier.core.engine_protocol import (
 from cloud_verifier.core.lookahead import NextStep
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import check_grammar, guess, listen, prepare_grammars, stats_of
 from cloud_verifier.server.outbox import Outbox
 from cloud_verifier.telemetry.monitor import Monitor
 from cloud_verifier.telemetry.snapshot import Snapshot, take
@@ -80,7 +79,7 @@ class EngineThread:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        listen(self._engine, self._tell_hints)
+        self._engine.listen(self._tell_hints)
         self._thread.start()
 
     def stop(self) -> None:
@@ -134,7 +133,7 @@ class EngineThread:
 
     def _guess(self, plan: GuessPlan) -> GuessOutcome:
         try:
-            return GuessOutcome(guess(self._engine, plan), self._clock())
+            return GuessOutcome(self._engine.guess(plan), self._clock())
         except BaseException as error:  # noqa: BLE001 - the worker waits for it and goes on without guesses
             return GuessOutcome(error, self._clock())
 
@@ -217,7 +216,7 @@ class Worker:
             caller = self._caller(key)
             self.scheduler.check(request, self._clock(), caller)
             tenant, connection = caller.tenant, caller.connection
-            await self._checks.run(tenant, connection, lambda: check_grammar(self._engine, request))
+            await self._checks.run(tenant, connection, lambda: self._engine.check_grammar(request))
 
     def receive(self, key: int, message: Open | Propose | Close) -> None:
         now = self._clock()
@@ -266,14 +265,14 @@ class Worker:
         await self._gone.wait()
 
     def snapshot(self) -> Snapshot:
-        return take(self.scheduler, self.monitor, self._clock(), stats_of(self._engine), self.version)
+        return take(self.scheduler, self.monitor, self._clock(), self._engine.stats(), self.version)
 
     # The heartbeat ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Run steps until cancelled. Raises the error that broke the heartbeat."""
         self._engine_thread.start()
-        in_thread(lambda: prepare_grammars(self._engine))
+        in_thread(self._engine.prepare_grammars)
         try:
             while True:
                 self._check_timer()

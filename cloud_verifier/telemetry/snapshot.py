@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from cloud_verifier.core.engine_protocol import Stats
 from cloud_verifier.core.ledger import VerifierCounters
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.verify_session import VerifySession
-from cloud_verifier.engine.around import Stats
 from cloud_verifier.telemetry.instruments import Instruments
 from cloud_verifier.telemetry.monitor import Monitor, StreamRecord, Trust, shortened
 

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 60.0
-"""Seconds of silence of the other processes after which a process ends. No step takes a minute, and the
-supervisor then starts the group again."""
-
 
 class GroupWatch:
     """Ends a service when its leader loses another rank, or a rank got a signal to end. A
@@ -68,7 +64,7 @@ def run_parallel(config: VerifierConfig, serve: Serve) -> int:
     """
     from cloud_verifier.engine.parallel import join, leave
 
-    ranks = join(config.target.device, PATIENCE)
+    ranks = join(config.target.device)
     if not ranks.leads:
         pass_signals_on(ranks)
     ended_for = _load_and_run(config, ranks, serve)
@@ -84,8 +80,8 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> str:
     """Run to the end. Return the rank whose supervisor ended the group, or ""."""
     import torch
 
-    from cloud_verifier.engine.loading import backend_of, load_engine
     from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow
+    from cloud_verifier.engine.torch_loading import backend_of, load_engine
     from cloud_verifier.progress import LoggedProgress, no_progress
     from cloud_verifier.server.serving import floored
 

@@ -131,7 +131,7 @@ def check_models(target: TargetSection) -> None:
     if not target.is_gguf:
         folder_of(target.path)
     drafter = target.drafter or MTP
-    is_part = drafter in (MTP, EXIT) or drafter.startswith(f"{EXIT}:")
+    is_part = drafter == MTP or drafter.partition(":")[0] == EXIT
     if not is_part and not Path(drafter).expanduser().is_file():  # the file of `forerun heads train`
         folder_of(drafter)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.engine_protocol import FloatArray, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import FloatArray, StepPlan, StepResult, TargetEngine, TargetInfo
 
 FORMULA = "formula"
 """Value of --model or --target instead of a model's path."""
@@ -40,15 +40,11 @@ def formula_text(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(text[len(prompt) :])
 
 
-class FormulaEngine:
+class FormulaEngine(TargetEngine):
     """Implements `TargetEngine` without KV: a choice depends on a row's own token and position."""
 
     def __init__(self, num_slots: int) -> None:
-        self._info = TargetInfo(FORMULA, VOCAB_SIZE, MAX_POSITIONS, num_slots, (), FINGERPRINT)
-
-    @property
-    def info(self) -> TargetInfo:
-        return self._info
+        self.info = TargetInfo(FORMULA, VOCAB_SIZE, MAX_POSITIONS, num_slots, (), FINGERPRINT)
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Evaluate a step. Every margin is 1, as the formula has no near-ties."""

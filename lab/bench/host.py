@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine
 from cloud_verifier.core.limits import CPU_SLOTS
 from cloud_verifier.core.scheduler import VerifyScheduler
+from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.server import serving
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import VerifierConfig
@@ -46,8 +47,8 @@ class RowTally:
     cycles: list[float] = field(default_factory=list)  # from a step's start to the next one's, not at rest
 
 
-class Meter:
-    """Implements `TargetEngine` by timing another engine. `scheduler` wraps its scheduler; `take` reports.
+class Meter(EngineAround):
+    """Times another engine. `scheduler` wraps its scheduler; `take` reports.
 
     The engine's thread and the event loop write to different fields, except for a flag.
     """
@@ -58,7 +59,7 @@ class Meter:
         clock: Clock = time.perf_counter,
         thread_clock: Clock = time.thread_time,
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._clock = clock
         self._thread_clock = thread_clock
         self._tally = RowTally()
@@ -66,10 +67,6 @@ class Meter:
         self._ended_at = 0.0
         self._rested = True
         self._taken_at, self._taken_cpu = clock(), time.process_time()
-
-    @property
-    def info(self) -> TargetInfo:
-        return self._engine.info
 
     def scheduler(self, scheduler: VerifyScheduler) -> Any:
         """Wrap `scheduler`, whose class may be compiled and then cannot be extended."""

@@ -30,7 +30,7 @@ from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngi
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
-from cloud_verifier.engine.loading import load_engine
+from cloud_verifier.engine.torch_loading import load_engine
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.serving import SWITCH_INTERVAL
 from cloud_verifier.server.worker import Worker
@@ -44,7 +44,7 @@ LENGTH = 400
 """Tokens of the text that is repeated."""
 
 
-class RepeatingEngine:
+class RepeatingEngine(TargetEngine):
     """Chooses the token at the next position of one text, whatever a row's path is."""
 
     def __init__(self, info: TargetInfo, text: Sequence[int]) -> None:

@@ -29,8 +29,8 @@ from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
+from cloud_verifier.llama.llama_engine import LlamaEngine
+from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_runtime
 from common.llama.runtime import LlamaRuntime
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
@@ -231,7 +231,7 @@ def measure_price(settings: LlamaStepSettings) -> list[dict[str, float]]:
                 }
             )
     for engine in engines:
-        engine.close()
+        engine.runtime.close()
     return differences
 
 

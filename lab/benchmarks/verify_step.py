@@ -27,10 +27,10 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.deterministic.engine import ExactEngine
+from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
+from cloud_verifier.engine.torch_engine import TorchEngine
 from lab.bench.report import finish, table
 from lab.benchmarks.plans import SAMPLINGS, item_of, sampled
 from lab.benchmarks.reports import carry_out, parser_of

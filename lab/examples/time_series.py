@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import (
+    IntArray,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TargetEngine,
+    TargetInfo,
+)
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
@@ -73,7 +80,7 @@ class BinModel:
         return np.asarray(-0.5 * ((CENTERS - mean) / self.deviation) ** 2, np.float32)
 
 
-class BinTarget:
+class BinTarget(TargetEngine):
     """A `TargetEngine` whose KV slots hold tokens."""
 
     def __init__(self, model: BinModel, info: TargetInfo) -> None:

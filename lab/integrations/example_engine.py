@@ -17,7 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.engine_protocol import RowLogprobs, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import (
+    RowLogprobs,
+    StepItem,
+    StepPlan,
+    StepResult,
+    TargetEngine,
+    TargetInfo,
+)
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.serving import serve_worker
@@ -31,7 +38,7 @@ LIMITS = SchedulerConfig(rules=(AcceptanceRule.COUPLED,))
 """Other rules come as `StepItem.ask`; `cloud_verifier.core.rules.decide` serves them."""
 
 
-class PlainEngine:
+class PlainEngine(TargetEngine):
     """A `TargetEngine`. Its slots hold tokens in place of KV, because it computes every path anew."""
 
     def __init__(self, model: Any, info: TargetInfo) -> None:

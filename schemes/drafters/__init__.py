@@ -1,1 +1,1 @@
-"""Published drafters, found by name: sources of proposals, and groups of draft models."""
+"""Published drafters, found by name: sources of proposals, groups of draft models, heads on a target."""

@@ -1,5 +1,5 @@
 """The lossy rule `reflective` decides by the target's law fused with its law at a second look at the draft
-(arXiv 2505.18629). The engine evaluates the second look in the same step (`engine.reflecting`).
+(arXiv 2505.18629). The engine evaluates the second look in the same step (`schemes.engines.second_look`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.engine_protocol import Chat, StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import Chat, StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
@@ -87,8 +87,8 @@ class Bytes:
 
 
 @dataclass
-class ScriptedTarget:
-    """A `TargetEngine` that keeps nothing but the tokens of its slots."""
+class ScriptedTarget(TargetEngine):
+    """An engine that keeps nothing but the tokens of its slots."""
 
     info: TargetInfo
     script: Script

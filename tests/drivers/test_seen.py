@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import HeaderIdentity
 from cloud_verifier.server.grpc_server import Server
@@ -71,7 +71,7 @@ SECRETS = (*PROMPT, *TEXT, *DRAFT, OUTSIDE)
 INFO = TargetInfo("tiny", OUTSIDE - 1, 512, 1024, (), b"print")
 
 
-class Teller:
+class Teller(TargetEngine):
     """A target that writes the secret text, and fails at a prompt of one token."""
 
     info = INFO

@@ -18,7 +18,6 @@ from cloud_verifier.core.effects import End
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan, TargetInfo
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import check_grammar
 from cloud_verifier.server.calls import Framing
 from common.choice import choose
 from common.errors import Code, ForerunError, PeerError, UnavailableError
@@ -188,7 +187,8 @@ class Desk:
         peer.opened = True
         if isinstance(message, Open):
             peer.framing.asked(message)
-            check_grammar(self.engine, message)
+            if message.sampling.grammar:
+                self.engine.check_grammar(message)
         self._hand_in(peer.key, message)
 
     def leave(self, peer: Peer, politely: bool = False) -> None:

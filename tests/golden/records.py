@@ -188,7 +188,7 @@ def written(engine: TargetEngine, prompt: tuple[int, ...]) -> list[int]:
 
 def texts() -> dict[str, str]:
     """What the demo pair's target writes after the bundled prompts."""
-    from cloud_verifier.engine.loading import load_engine  # here: it imports torch
+    from cloud_verifier.engine.torch_loading import load_engine  # here: it imports torch
 
     engine, _ = load_engine(str(TARGET_DIR), NUM_SLOTS)
     return {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.loading import load_engine, open_runtime
+from cloud_verifier.llama.llama_engine import LlamaEngine
+from cloud_verifier.llama.llama_loading import load_engine, open_runtime
 from common.wire.describe import TokenTable
 from tests.conftest import REAL_MODELS, SMOLLM2
 from tests.real.models import MAX_ROWS, MAX_STEP, ONE_THREAD, SLOTS, Alone
@@ -27,7 +27,7 @@ def target() -> Iterator[tuple[LlamaEngine, TokenTable]]:
     """SmolLM2 as a GGUF target."""
     engine, table, _ = load_engine(str(REAL_MODELS / SMOLLM2), SLOTS, MAX_ROWS, MAX_STEP, ONE_THREAD)
     yield engine, table
-    engine.close()
+    engine.runtime.close()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloud_verifier.core.engine_protocol import IntArray, StepItem
-from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.llama.sequences import Leaf
 
 FIRST_SHIFTED = 4

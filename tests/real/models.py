@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.engine_protocol import FloatArray
-from cloud_verifier.llama.loading import LlamaOptions
+from cloud_verifier.llama.llama_loading import LlamaOptions
 from cloud_verifier.llama.shapes import prompt_cuts
 from common import choice as reference
 from common.llama.runtime import LlamaRuntime

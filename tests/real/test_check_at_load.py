@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from cloud_verifier.llama import probe as check
-from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama import llama_probe as check
 from cloud_verifier.llama.forward import LlamaForward
-from cloud_verifier.llama.loading import LlamaOptions, open_runtime
+from cloud_verifier.llama.llama_engine import LlamaEngine
+from cloud_verifier.llama.llama_loading import LlamaOptions, open_runtime
 from cloud_verifier.llama.shapes import DecodeShapes
 from common.errors import UserError
 from tests.conftest import REAL_MODELS

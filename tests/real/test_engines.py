@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.llama_engine import LlamaEngine
 from common.sampling import SamplingParams
 from common.wire.describe import TokenTable
 from tests.real.models import SLOTS, Alone
@@ -45,7 +45,7 @@ async def test_texts_of_a_torch_target_are_transformers_own(smollm2_folder: Path
     import torch
     from transformers import AutoModelForCausalLM
 
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
 
     engine, table = load_engine(str(smollm2_folder), SLOTS, dtype="float32")
     assert table == tuple(alone.runtime.token_table()), "edges with the GGUF file may draft for it"

@@ -112,7 +112,7 @@ def test_texts_are_transformers_own_but_for_near_ties(pair: Stack, folder: Path)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cloud_verifier.engine.sampling.logprobs import NEAR_TIE
+    from cloud_verifier.engine.sampling.row_logprobs import NEAR_TIE
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.engine.drafting.heads import Heads, MedusaHeads, RecurrentHead
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.errors import UserError
+from schemes.drafters.heads import Heads, MedusaHeads, RecurrentHead
 from tests import wording
 from tests.cloud_verifier.engine.drafting.rig import DEPTH, draft_of
-from tests.cloud_verifier.engine.drafting.test_heads import features_of
 from tests.cloud_verifier.engine.tiny import ints, target
+from tests.schemes.drafters.test_heads import PROMPT, features_of, one_level_on
 from training import head_training as training
 from training.head_training import (
     Batch,
@@ -30,6 +30,7 @@ from training.head_training import (
     accuracy,
     batches,
     level_losses,
+    level_states,
     num_levels,
     read_texts,
 )
@@ -58,6 +59,25 @@ def heads_of(kind: str, model: TargetModel) -> Heads:
 def test_texts_come_with_the_targets_hidden_states(model: TargetModel, texts: list[WrittenText]) -> None:
     for text in texts:
         torch.testing.assert_close(text.hidden, features_of(model, text.tokens.tolist()))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "gpt2"])
+def test_levels_in_training_are_those_of_a_guess(family: str) -> None:
+    model = target(family)
+    head = draft_of("recurrent", model)
+    assert isinstance(head, RecurrentHead)
+    texts = [PROMPT, PROMPT[::-1]]
+    hidden = torch.stack([features_of(model, text) for text in texts])
+    with torch.inference_mode():
+        found = list(level_states(head, torch.tensor(texts), hidden, DEPTH))
+    assert [each.shape[1] for each in found] == [len(PROMPT) - level for level in range(1, DEPTH + 1)]
+    for own, text in enumerate(texts):
+        for level, row in [(1, 1), (1, 7), (2, 2), (2, 6), (3, 5), (4, 4), (4, 7)]:
+            tip = row - level + 1
+            features = hidden[own, :tip]
+            for last in range(tip, row + 1):
+                features, _ = one_level_on(model, head, text[: last + 1], features)
+            torch.testing.assert_close(found[level - 1][own, row - level], features[-1], atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("kind", "most"), [("recurrent", 0.7), ("medusa", 1.0)])
@@ -142,13 +162,14 @@ def test_levels_are_added_while_training_goes_on() -> None:
 
 
 def test_heads_that_say_what_the_target_says_are_always_right(
-    model: TargetModel, texts: list[WrittenText]
+    model: TargetModel, texts: list[WrittenText], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def levels(_tokens: Tensor, hidden: Tensor, _depth: int) -> Iterator[Tensor]:
+    def levels(_heads: Heads, _tokens: Tensor, hidden: Tensor, _depth: int) -> Iterator[Tensor]:
         yield hidden[:, 1:]
         yield -hidden[:, 2:]
 
-    heads: Any = SimpleNamespace(depth=2, levels=levels)
+    monkeypatch.setattr(training, "level_states", levels)
+    heads: Any = SimpleNamespace(depth=2)
     right, wrong = accuracy(heads, model, texts, 0.8)
     assert right == LevelAccuracy(1.0, 1.0)
     assert wrong.plain < 0.1

@@ -18,6 +18,7 @@ from cloud_verifier.core.engine_protocol import (
     StepItem,
     StepPlan,
     StepResult,
+    TargetEngine,
     TargetInfo,
 )
 from cloud_verifier.core.rules import decide
@@ -71,8 +72,8 @@ def no_repeats(grammar: str, generated: Sequence[int]) -> Mask | None:
 
 
 @dataclass
-class TinyTarget:
-    """A `TargetEngine` whose only memory is its KV slots: a wrong slot gives a wrong text."""
+class TinyTarget(TargetEngine):
+    """An engine whose only memory is its KV slots: a wrong slot gives a wrong text."""
 
     info: TargetInfo
     salt: int = 1
@@ -86,7 +87,6 @@ class TinyTarget:
         self.kv: dict[int, tuple[int, int]] = {}  # slot -> (position, token)
 
     def check_grammar(self, request: Open) -> None:
-        """See `cloud_verifier.engine.around`."""
         grammar = request.sampling.grammar
         if not re.fullmatch("[2-9]", grammar):
             raise UserError(f"the grammar is refused: {grammar[:10]!r} is no digit from 2 to 9")
@@ -103,7 +103,7 @@ class TinyTarget:
         return StepResult(tuple(r[0] for r in results), tuple(r[1] for r in results), told)
 
     def guess(self, plan: GuessPlan) -> GuessResult:
-        """Guess by the tiny model on what the slots hold; see `GuessingEngine`."""
+        """Guess by the tiny model on what the slots hold; see `TargetEngine.guess`."""
         return GuessResult(tuple(self._guess(item) if item.depth > 0 else () for item in plan.items))
 
     def _guess(self, item: GuessItem) -> tuple[Followers, ...]:

@@ -10,15 +10,17 @@ when it runs, so a compiled forward is one graph and serves every step.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from cloud_verifier.engine.attention.attention_units import Cuts
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import CapacityError, LocalError, UserError
 
@@ -33,24 +35,28 @@ class AttentionTerms:
     sinks: Tensor | None = None  # [Hq] logits that take part in the softmax and have no value
 
 
-class StepAttention(Protocol):
+class StepAttention(ABC):
     """Computes one step's attention: prepared once, called by every layer."""
 
+    @abstractmethod
     def attend(self, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
         """Compute attention of the packed rows over their prefix, their ancestors and themselves.
 
         `query` is [1, Hq, T, Dk], rotary applied; `kv` already holds the step's own rows.
         Returns [1, T, Hq, Dv].
         """
-        ...
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend(ABC):
     """Computes attention over slots; `torch_ref` is the reference."""
 
+    rows_per_read: int = 1  # as in `TargetInfo`
+    cuts: Cuts | None = None  # of a kernel that cuts steps into units
+    leads: bool = False  # it announces each step to other ranks
+
+    @abstractmethod
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
         """Build what all layers of this step share: index tensors, masks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +84,6 @@ def current_step(context: StepContext) -> Iterator[None]:
 def running_step() -> StepContext | None:
     """Return the step that the model is computing in this thread; None outside one."""
     return _current.get()
-
-
-def takes_latents() -> bool:
-    """Return whether a layer may keep its latents in the running step (`latent.Latents`).
-
-    A compiled forward keeps none: its operation has one shape. Triton's kernel has no memory for heads of 576
-    numbers.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    step = _current.get()
-    return step is not None and bool(getattr(step.attention, "takes_latents", False))
 
 
 def attention_function(
@@ -120,14 +114,10 @@ def attention_function(
         raise UserError(
             f"its {type(module).__name__} has no layer number, so layers cannot keep their own KV"
         )
-    if torch.compiler.is_compiling():  # layers keep no latents then
+    if torch.compiler.is_compiling():
         return _attend_compiled(query, key, value, layer, scaling, sliding_window, softcap, s_aux), None
-    latents: Any = getattr(module, "expand_kv", None)  # of a layer that keeps latents (`latent.Latents`)
-    absorbs = hasattr(latents, "of_query") and takes_latents()
-    if absorbs:
-        query = latents.of_query(query)
-    result = _attend(query, key, value, layer, AttentionTerms(scaling, sliding_window, softcap, s_aux))
-    return latents.of_result(result) if absorbs else result, None
+    terms = AttentionTerms(scaling, sliding_window, softcap, s_aux)
+    return _attend(query, key, value, layer, terms), None
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int, terms: AttentionTerms) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 import triton
 from torch import Tensor
 
-from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
-from cloud_verifier.engine.attention.plan import (
+from cloud_verifier.engine.attention.attention_kernels import LOG2_E, add_splits, attend_units
+from cloud_verifier.engine.attention.attention_units import (
     CUTS,
     ROW_FIELDS,
     UNIT_FIELDS,
@@ -21,7 +21,7 @@ from cloud_verifier.engine.attention.plan import (
     WorkCut,
     plan_attention,
 )
-from cloud_verifier.engine.attention.triton_kernels import LOG2_E, add_splits, attend_units
+from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV, StepAttention
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import UserError
 
@@ -52,7 +52,7 @@ class AttentionTables:
     num_partials: int
     positions: Tensor  # int32 [T]
     keys: Tensor  # int32 [K]
-    bits: Tensor  # int64 [B]
+    ancestors: Tensor  # int64 [B]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,14 @@ class HeadShape:
         return self.num_heads // self.num_kv_heads
 
 
-class TritonBackend:
+class TritonBackend(AttentionBackend):
     """Computes attention by `triton_kernels`: on CUDA, or on a CPU under Triton's interpreter."""
+
+    cuts: Cuts
 
     def __init__(self, cuts: Cuts = CUTS) -> None:
         self.cuts = cuts
-
-    @property
-    def rows_per_read(self) -> int:
-        """Return the number of a session's rows that share one reading of its context; see `TargetInfo`."""
-        return self.cuts.narrow.rows
+        self.rows_per_read = cuts.narrow.rows
 
     def prepare(self, step: PackedStep, device: torch.device) -> TritonStep:
         """Bring the step's tables to the device, in one transfer for all layers."""
@@ -91,7 +89,7 @@ class TritonBackend:
         return TritonStep(tables, self.cuts)
 
 
-class TritonStep:
+class TritonStep(StepAttention):
     """Computes one step's attention; only the pointers of its launches differ from layer to layer."""
 
     def __init__(self, tables: AttentionTables, cuts: Cuts) -> None:
@@ -124,7 +122,7 @@ class TritonStep:
             attend_units[num_kv_heads * groups, len(units)](
                 query, query.stride(2), query.stride(1),
                 kv.rows, kv.rows.stride(0), kv.rows.stride(1),
-                units, tables.rows, tables.positions, tables.keys, tables.bits,
+                units, tables.rows, tables.positions, tables.keys, tables.ancestors,
                 sinks, out, partial, stats, factor, cap, terms.window or 0,
                 **launch,
                 WINDOWED=terms.window is not None,
@@ -213,11 +211,11 @@ def _scales(terms: AttentionTerms) -> tuple[float, float]:
 
 def tables_of(plan: AttentionPlan, device: torch.device) -> AttentionTables:
     """Bring a plan to the device, in one transfer."""
-    words = plan.bits.view(np.int32)  # first, as they want 8-byte places
+    words = plan.ancestors.view(np.int32)  # first, as they want 8-byte places
     parts = (words, plan.units.reshape(-1), plan.rows.reshape(-1), plan.positions, plan.keys)
     ends = np.cumsum([len(part) for part in parts]).tolist()
     on_device = torch.from_numpy(np.concatenate(parts)).to(device)
-    bits, units, rows, positions, keys = on_device.tensor_split(ends[:-1])
+    ancestors, units, rows, positions, keys = on_device.tensor_split(ends[:-1])
     return AttentionTables(
         units=units.view(-1, len(UNIT_FIELDS)),
         num_narrow=plan.num_narrow,
@@ -225,5 +223,5 @@ def tables_of(plan: AttentionPlan, device: torch.device) -> AttentionTables:
         num_partials=plan.num_partials,
         positions=positions,
         keys=keys,
-        bits=bits.view(torch.int64),
+        ancestors=ancestors.view(torch.int64),
     )

@@ -30,12 +30,11 @@ from cloud_verifier.core.engine_protocol import (
     StepPlan,
 )
 from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
-from cloud_verifier.engine.drafting.nouns import Drafted, DraftModel, DraftRows
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
-from cloud_verifier.engine.sampling.host import ChoiceRow
-from cloud_verifier.engine.sampling.ranking import rank_rows
+from cloud_verifier.engine.drafting.draft_model import Drafted, DraftModel, DraftRows
+from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
+from cloud_verifier.engine.sampling.device_rows import rank_rows
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow
 from common.calibration import promised
-from common.sampling import SamplingParams
 
 SCRATCH = 512
 """Slots for guessed nodes of all sessions. The likeliest nodes of a level get those that are left."""
@@ -47,8 +46,6 @@ NUM_CANDIDATES = 8
 """Candidates after a node. The target's choice is among them in 98 of 100 cases, and each costs the
 scheduler some microseconds."""
 
-_GREEDY = SamplingParams()
-
 
 @dataclass(slots=True)
 class _Text:
@@ -59,7 +56,7 @@ class _Text:
     before: IntArray  # of the position before each of these and before the tip; empty if none is needed
     ends: frozenset[int]  # tokens that end the text
     wants_followers: bool  # of the tip
-    found: list[Followers] = field(default_factory=list)
+    guessed: list[Followers] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,7 @@ class Drafter:
         texts = [self._text(item) for item in plan.items]
         self._num_read = 0
         self._grow(self._read(texts), plan.least_gain)
-        return GuessResult(tuple(tuple(text.found) for text in texts), self._num_read)
+        return GuessResult(tuple(tuple(text.guessed) for text in texts), self._num_read)
 
     def _text(self, item: GuessItem) -> _Text:
         ends = frozenset[int]() if item.sampling.ignore_eos else self._ends
@@ -220,10 +217,10 @@ class Drafter:
     def _followers(self, nodes: Sequence[_Node], logits: Tensor) -> list[Followers]:
         """Find each node's followers and add them to its text."""
         ranked = rank_rows(logits, [_choice_row(node) for node in nodes], NUM_CANDIDATES)
-        found = [Followers(node.path, *own) for node, own in zip(nodes, ranked, strict=True)]
-        for node, own in zip(nodes, found, strict=True):
-            node.text.found.append(own)
-        return found
+        followers = [Followers(node.path, *own) for node, own in zip(nodes, ranked, strict=True)]
+        for node, own in zip(nodes, followers, strict=True):
+            node.text.guessed.append(own)
+        return followers
 
     def _likeliest(
         self, nodes: Sequence[_Node], followers: Sequence[Followers], level: int, first_slot: int
@@ -250,13 +247,13 @@ class Drafter:
         room = self._num_slots + SCRATCH - first_slot
         if len(chosen) > room:
             chosen = heapq.nlargest(room, chosen)
-        found = []
+        next_level = []
         for slot, (logprob, row, token) in enumerate(chosen, first_slot):
             parent = nodes[row]
-            found.append(
+            next_level.append(
                 _Node(parent.text, (*parent.path, token), logprob, (*parent.slots, slot), parent=row)
             )
-        return found
+        return next_level
 
     def _run(self, items: Sequence[StepItem], features: Tensor | None, level: int) -> Drafted:
         """Run one forward of the model over these rows."""
@@ -272,17 +269,9 @@ class Drafter:
 
 def _chain(prefix_slots: IntArray, tokens: IntArray, slots: IntArray, wants_last: bool) -> StepItem:
     """Make an item of rows that follow each other."""
-    count, first = len(tokens), len(prefix_slots)
-    return StepItem(
-        session=0,
-        prefix_slots=prefix_slots,
-        tokens=tokens,
-        positions=np.arange(first, first + count, dtype=np.int32),
-        parents=np.arange(-1, count - 1, dtype=np.int32),
-        slots=slots,
-        outputs=np.arange(count - wants_last, count, dtype=np.int32),
-        sampling=_GREEDY,
-    )
+    count = len(tokens)
+    outputs = range(count - wants_last, count)
+    return item_of(range(-1, count - 1), slots, prefix_slots, tokens=tokens, outputs=outputs)
 
 
 def _item(node: _Node) -> StepItem:
@@ -297,8 +286,8 @@ def _choice_row(node: _Node) -> ChoiceRow:
     item = node.text.item
     generated = None
     if item.history is not None:  # which holds all tokens up to the tip, so that only the path is read
-        known = np.zeros(item.history.num_generated, np.int32)
-        generated = np.append(known, node.path).astype(np.int32)
+        before_tip = np.zeros(item.history.num_generated, np.int32)
+        generated = np.append(before_tip, node.path).astype(np.int32)
     position = len(item.prefix_slots) + len(node.path)
     return ChoiceRow(item.sampling, position, generated=generated, history=item.history)
 

@@ -62,26 +62,26 @@ class TargetCheckpoint:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return end tokens of the generation settings, else of the configuration, rising."""
-        found = getattr(self._generation, "eos_token_id", None)
-        found = self._text.eos_token_id if found is None else found
-        if found is None:
+        ids = getattr(self._generation, "eos_token_id", None)
+        ids = self._text.eos_token_id if ids is None else ids
+        if ids is None:
             return ()
-        return tuple(sorted(set(found))) if isinstance(found, list | tuple) else (int(found),)
+        return tuple(sorted(set(ids))) if isinstance(ids, list | tuple) else (int(ids),)
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
         """Return the sampling advice of the generation settings. Values without effect are left out, as in
         vLLM. Values that are not allowed are left out with a warning."""
-        neutral, found = SamplingParams(temperature=1.0), NO_ADVICE
+        neutral, defaults = SamplingParams(temperature=1.0), NO_ADVICE
         for each in fields(SamplingDefaults):
             value = getattr(self._generation, each.name, None)
             if value is None or value == getattr(neutral, each.name):
                 continue
             try:
-                found = replace(found, **{each.name: value})
+                defaults = replace(defaults, **{each.name: value})
             except UserError as error:
                 logger.warning("target %s: its generation settings are not followed: %s", self.name, error)
-        return found
+        return defaults
 
     def token_table(self) -> list[bytes | None]:
         """Return token texts by id as the tokenizer stores them (byte-level unicode, UTF-8), or None."""
@@ -132,22 +132,22 @@ def describe(source: str, num_slots: int) -> tuple[TargetInfo, TokenTable]:
     """Return what edges must know of a target, and its token table. Raises `UserError`."""
     place = place_of(source)
     config: Any = loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
-    words: Any = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+    tokenizer: Any = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
     try:
         generation: Any = GenerationConfig.from_pretrained(place)
     except OSError:  # a checkpoint need not have any
         generation = GenerationConfig.from_model_config(config)
-    found = TargetCheckpoint(source, config, generation, words)
-    table = tuple(found.token_table())
+    checkpoint = TargetCheckpoint(source, config, generation, tokenizer)
+    table = tuple(checkpoint.token_table())
     info = TargetInfo(
         name=source,
-        vocab_size=found.vocab_size,
-        max_positions=found.max_positions,
+        vocab_size=checkpoint.vocab_size,
+        max_positions=checkpoint.max_positions,
         num_slots=num_slots,
-        eos_token_ids=found.eos_token_ids,
+        eos_token_ids=checkpoint.eos_token_ids,
         fingerprint=Vocabulary(table).fingerprint,
-        chat=found.chat,
-        sampling_defaults=found.sampling_defaults,
+        chat=checkpoint.chat,
+        sampling_defaults=checkpoint.sampling_defaults,
     )
     return info, table
 
@@ -155,8 +155,8 @@ def describe(source: str, num_slots: int) -> tuple[TargetInfo, TokenTable]:
 def read_settings(source: str) -> dict[str, Any]:
     """Return the config.json of a folder or hub id. Raises `UserError` if there is none."""
     place = place_of(source)
-    found: tuple[dict[str, Any], Any] = loading(source, lambda: PreTrainedConfig.get_config_dict(place))
-    return found[0]
+    settings: tuple[dict[str, Any], Any] = loading(source, lambda: PreTrainedConfig.get_config_dict(place))
+    return settings[0]
 
 
 def local_folder(source: str) -> Path:
@@ -202,6 +202,6 @@ def loading(source: str, load: Callable[[], _T]) -> _T:
         return load()
     except _LOAD_ERRORS as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
-        told = f"cannot load the target model '{source}': {cause[0].rstrip('.')}."
+        message = f"cannot load the target model '{source}': {cause[0].rstrip('.')}."
         is_package = isinstance(error, ImportError)  # the message names it
-        raise UserError(told if is_package else f"{told} {WHAT_TO_GIVE}") from error
+        raise UserError(message if is_package else f"{message} {WHAT_TO_GIVE}") from error

@@ -28,8 +28,8 @@ class MergedProjections:
         self.is_on = True
         self.groups: list[_Group] = []
         for module in list(model.modules()):
-            if found := list(_groups(module)):
-                self._merge(module, found)
+            if groups := list(_groups(module)):
+                self._merge(module, groups)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -60,8 +60,8 @@ class MergedProjections:
 def _groups(module: nn.Module) -> Iterator[list[nn.Linear]]:
     """Yield the groups of a module's own projections that can be merged: plain ones, all alike."""
     for names in GROUPS:
-        found = [getattr(module, name, None) for name in names]
-        layers = [each for each in found if type(each) is nn.Linear and _is_plain(each)]
+        modules = [getattr(module, name, None) for name in names]
+        layers = [each for each in modules if type(each) is nn.Linear and _is_plain(each)]
         if len(layers) == len(names) and len({_kind(layer) for layer in layers}) == 1:
             yield layers
 

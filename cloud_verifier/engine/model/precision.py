@@ -319,8 +319,8 @@ def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> 
         raise Refusal(name, f"it has no linear layers that could be quantized to {kind}")
     if kind == "float8" and any(layer.weight.dtype != torch.bfloat16 for layer in chosen):
         raise UserError("--quantize float8 needs weights in bfloat16; give --dtype bfloat16")
-    before, found = weight_bytes(model), {id(layer) for layer in chosen}
-    quantize_(model, _torchao_config(kind), filter_fn=lambda module, _: id(module) in found)
+    before, changed = weight_bytes(model), {id(layer) for layer in chosen}
+    quantize_(model, _torchao_config(kind), filter_fn=lambda module, _: id(module) in changed)
     return Shrinkage(kind, len(chosen), before, weight_bytes(model))
 
 

@@ -70,14 +70,12 @@ def refuse_division(name: str, config: Any, num_processes: int) -> None:
     for layer in layers:
         heads = layer.num_attention_heads
         kv_heads = getattr(layer, "num_key_value_heads", None) or heads
-        for projection, count, words in (("q_proj", heads, "attention"), ("k_proj", kv_heads, "KV")):
+        for projection, count, kind in (("q_proj", heads, "attention"), ("k_proj", kv_heads, "KV")):
             divided = any(
                 key.endswith(f".{projection}") and style == "colwise" for key, style in plan.items()
             )
             if divided and count % num_processes:
-                raise Refusal(
-                    name, f"{num_processes} processes cannot share its {count} {words} heads evenly"
-                )
+                raise Refusal(name, f"{num_processes} processes cannot share its {count} {kind} heads evenly")
 
 
 class Refusal(UserError):

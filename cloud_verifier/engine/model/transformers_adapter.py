@@ -11,9 +11,8 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,18 +26,16 @@ from torch.nn import functional
 from transformers import (
     AttentionInterface,
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.modeling_layers import MtpModel
 from transformers.utils import logging as hf_logging
 
 from cloud_verifier.engine.attention.backend import attention_function
-from cloud_verifier.engine.attention.latent import keep_latents
+from cloud_verifier.engine.layer_states import take_over
 from cloud_verifier.engine.model.checkpoint import TargetCheckpoint, loading, place_of
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
@@ -61,7 +58,6 @@ from cloud_verifier.engine.model.refusals import (
     refuse_division,
 )
 from cloud_verifier.engine.model.weight_files import check_weights
-from cloud_verifier.engine.states import take_over
 from common.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -77,18 +73,6 @@ NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_
 """How configurations name the number of a layer's experts."""
 EXPERTS_OF_ROW = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
 """How configurations name the number of experts that a row is sent to."""
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionParts:
-    """Holds the modules of a multi-token prediction module that a checkpoint brings."""
-
-    embedding_norm: torch.nn.Module
-    feature_norm: torch.nn.Module
-    joined: torch.nn.Module  # [.., 2H] -> [.., H]
-    layer: torch.nn.Module
-    final_norm: torch.nn.Module
-    features_first: bool  # the order of what is joined
 
 
 class TargetModel(TargetCheckpoint):
@@ -108,7 +92,6 @@ class TargetModel(TargetCheckpoint):
         refuse_config(name, model.config)
         self.state_layers = take_over(model)  # numbers of the layers that keep a state
         refuse_architecture(name, model, self.state_layers)
-        keep_latents(model)
         self.module: torch.nn.Module = model  # for what changes its parts
         self.num_layers = int(self._text.num_hidden_layers)
         # compressed-tensors rounds in each layer's own forward, in the precision of what it unpacked.
@@ -230,17 +213,10 @@ class TargetModel(TargetCheckpoint):
         """Return the decoder layers. Raises `UserError` if they are not found."""
         return list(cast(torch.nn.ModuleList, self._model.get_submodule(self._layers_path)))
 
-    def new_layer(self) -> torch.nn.Module:
-        """Make another decoder layer like the first, with the weights of the last one where these fit, else
-        random ones. Raises as `layers`."""
-        kind: Any = type(self.layers[0])
-        layer: torch.nn.Module = kind(self._text, layer_idx=0)
-        found, own = self.layers[-1].state_dict(), layer.state_dict()
-        if {name: weight.shape for name, weight in found.items()} == {
-            name: weight.shape for name, weight in own.items()
-        }:
-            layer.load_state_dict(found)
-        return layer.to(self.device, self.dtype).eval()
+    @property
+    def text_config(self) -> Any:
+        """Return transformers' configuration of the text model."""
+        return self._text
 
     @property
     def hidden_size(self) -> int:
@@ -275,32 +251,6 @@ class TargetModel(TargetCheckpoint):
         twin.module = twin._model = cast(PreTrainedModel, replaced)
         twin._compiled = None
         return twin
-
-    def prediction_parts(self) -> PredictionParts:
-        """Load the first multi-token prediction module of the model's folder or hub id, by transformers'
-        own classes. Raises `UserError` if there is none, or none that transformers knows."""
-        if not getattr(self._text, "num_mtp_layers", None):
-            raise UserError(
-                f"--drafter mtp is not possible: '{self.name}' names no multi-token prediction module"
-            )
-        found: Any = loading(self.name, lambda: MtpModel.from_pretrained(self._model))
-        kinds = [getattr(config, "layer_types", None) or [""] for config in (found.config, self._text)]
-        if kinds[0][0] != kinds[1][0]:
-            raise UserError(
-                f"--drafter mtp is not possible: the module of '{self.name}' has {kinds[0][0]}, unlike the "
-                "model's first layer; train heads with `forerun heads train`"
-            )
-        found.set_attn_implementation(ATTENTION)
-        first = found.layers[0]
-        final_norm = found.shared_post_norm if found.use_shared_post_norm else first.post_norm
-        return PredictionParts(
-            first.enorm,
-            first.hnorm,
-            first.eh_proj,
-            first.mtp_block,
-            torch.nn.Identity() if final_norm is None else final_norm,
-            features_first=bool(getattr(found.config, "mtp_hidden_states_first", False)),
-        )
 
     @cached_property
     def _layers_path(self) -> str:
@@ -420,9 +370,9 @@ def load_target(
     model = loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
     if kind == "auto" and where.type == "cpu" and model.num_parameters() < SMALL:
         torch.nn.Module.float(model)
-    words: Any = None
+    tokenizer: Any = None
     if with_tokenizer:
-        words = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
+        tokenizer = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
     shrinkage = None
     if quantization is not None:
         shrinkage = quantize(source, model, model.get_output_embeddings(), quantization)
@@ -433,19 +383,7 @@ def load_target(
         tokens = torch.zeros((1, 1), dtype=torch.int64, device=where)
         with torch.no_grad():
             loading(source, lambda: model(tokens, use_cache=False))
-    return TargetModel(source, model, words, shrinkage)
-
-
-def new_decoder(settings: Mapping[str, Any]) -> torch.nn.Module:
-    """Make random decoder layers of transformers' own class, with our attention and without embeddings.
-
-    `settings` are those of a config.json. Raises `ValueError` for a family that transformers lacks.
-    """
-    config: Any = AutoConfig.for_model(**{**settings, "vocab_size": 1})
-    decoder: Any = AutoModel.from_config(config, attn_implementation="eager")
-    decoder.set_attn_implementation(ATTENTION)
-    decoder.embed_tokens = None
-    return cast(torch.nn.Module, decoder)
+    return TargetModel(source, model, tokenizer, shrinkage)
 
 
 def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:

@@ -60,8 +60,8 @@ def _check_index(index: Path) -> None:
         text = file.read(MAX_INDEX + 1)
     if len(text) > MAX_INDEX:
         raise UserError(f"{index.name} is longer than {MAX_INDEX:,} bytes")
-    found = _json(text, index.name)
-    places = found.get("weight_map") if isinstance(found, dict) else None
+    listed = _json(text, index.name)
+    places = listed.get("weight_map") if isinstance(listed, dict) else None
     if not isinstance(places, dict) or {type(place) for place in places.values()} != {str}:
         raise UserError(f"{index.name} has no weight_map of tensors' names and files' names")
     for name in sorted(set(places.values())):
@@ -77,10 +77,10 @@ def _json(text: bytes, what: str) -> Any:
     """Parse JSON in which each name occurs once. Raises `UserError`."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             raise UserError(f"{what} has a name twice")
-        return found
+        return fields
 
     try:
         return json.loads(text.decode(), object_pairs_hook=once)

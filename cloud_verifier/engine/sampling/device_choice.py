@@ -18,9 +18,7 @@ from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import FloatArray, IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, PackedStep
-from cloud_verifier.engine.sampling.choice import adjusted_rows, choose_dense
-from cloud_verifier.engine.sampling.host import ChoiceRow
-from cloud_verifier.engine.sampling.triton_kernels import (
+from cloud_verifier.engine.sampling.choice_kernels import (
     EDGES,
     PASSES,
     find_best,
@@ -29,6 +27,8 @@ from cloud_verifier.engine.sampling.triton_kernels import (
     merge,
     narrow,
 )
+from cloud_verifier.engine.sampling.device_rows import adjusted_rows
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choose_on_host
 from common.choice import has_filters, log_min_p
 from common.noise import noise_keys
 from common.sampling import SamplingParams
@@ -130,14 +130,20 @@ def choose_eagerly(logits: Tensor, table: ChoiceTable) -> Tensor:
     return result
 
 
+def choose_on_device(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[IntArray, FloatArray]:
+    """Return choices int32 [O] and margins float32 [O] of logits float32 [O, V]. Raises as `finish`."""
+    table = ChoiceTable.of(rows)
+    return finish(logits, choose_eagerly(logits, table), table)
+
+
 def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray, FloatArray]:
     """Return choices int32 [O] and margins float32 [O] on the host, of `choose_plain` and of late rows.
 
     Raises `LocalError` for logits without a finite maximum in each row.
     """
     late = _choose_late(logits, table) if table.late else None
-    found = _on_host(plain)[:, : table.num_rows]
-    choices, margins = found[0].copy(), found[1].view(np.float32).copy()
+    early = _on_host(plain)[:, : table.num_rows]
+    choices, margins = early[0].copy(), early[1].view(np.float32).copy()
     broken = np.isnan(margins)
     if late is not None:
         places, later = np.array(table.late), _on_host(late)
@@ -145,7 +151,7 @@ def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray,
         broken |= np.isnan(margins)
     if bool(broken.any()):
         row = int(broken.argmax())
-        choose_dense(logits[row : row + 1], [_row(table, row)])  # raises, with the value
+        choose_on_host(logits[row : row + 1].cpu().numpy(), [ChoiceRow(SamplingParams(), 0)])  # raises
     return choices, margins
 
 
@@ -164,12 +170,6 @@ def _on_host(results: Tensor) -> IntArray:
     pinned.copy_(results, non_blocking=True)
     torch.cuda.current_stream(results.device).synchronize()
     return pinned.numpy()
-
-
-def _row(table: ChoiceTable, row: int) -> ChoiceRow:
-    """Return the row for an error's sake: late ones as they are, others greedy, as broken logits are so for
-    all."""
-    return table.late_rows[table.late.index(row)] if row in table.late else ChoiceRow(SamplingParams(), 0)
 
 
 NUM_TOKENS = 2048

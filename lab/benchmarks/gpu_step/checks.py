@@ -15,17 +15,16 @@ from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.conformance_probe import probe
 from cloud_verifier.engine.graphs import Capture, DeviceRunner
-from cloud_verifier.engine.loading import release, take_memory
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
-from cloud_verifier.engine.probe import probe
-from cloud_verifier.engine.sampling.choice import choose
-from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_eagerly, finish
-from cloud_verifier.engine.sampling.host import ChoiceRow
+from cloud_verifier.engine.sampling.device_choice import choose_on_device
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choose_on_host
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import release, take_memory
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.plans import Book, random_tree
 
@@ -135,14 +134,13 @@ def choice_errors(device: torch.device, num_rows: int, vocab_size: int) -> dict[
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 3.0
     kinds = [SAMPLINGS[index % len(SAMPLINGS)] for index in range(num_rows)]
     rows = [ChoiceRow(dataclasses.replace(kind, seed=7 * n), n) for n, kind in enumerate(kinds)]
-    there, table = logits.to(device), ChoiceTable.of(rows)
-    chosen, margins = finish(there, choose_eagerly(there, table), table)
-    expected, expected_margins = choose(logits, rows)
+    choices, margins = choose_on_device(logits.to(device), rows)
+    expected, expected_margins = choose_on_host(logits.numpy(), rows)
     return {
         "rows": num_rows,
-        "different": int((chosen != expected.numpy()).sum()),
-        "margin_error": float(np.abs(margins - expected_margins.numpy()).max()),
-        "right": bool((chosen == expected.numpy()).all()),
+        "different": int((choices != expected).sum()),
+        "margin_error": float(np.abs(margins - expected_margins).max()),
+        "right": bool((choices == expected).all()),
     }
 
 

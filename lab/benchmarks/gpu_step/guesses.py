@@ -12,17 +12,17 @@ import torch
 
 from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, StepPlan
 from cloud_verifier.engine.attention.backend import AttentionBackend
-from cloud_verifier.engine.attention.reference import TorchRefBackend
-from cloud_verifier.engine.drafting.heads import RecurrentHead, keep_features
-from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.loading import accelerate
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import accelerate
 from common.calibration import Confidence
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.clock import times_of
 from lab.benchmarks.gpu_step.plans import Book, random_tree
 from lab.benchmarks.gpu_step.settings import GpuSettings
 from lab.benchmarks.plans import ints
+from schemes.drafters.heads import RecurrentHead, keep_features
 
 DEPTH, WIDTH = 6, 2
 CONTEXT = 512

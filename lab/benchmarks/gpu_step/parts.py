@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.loading import accelerate, release
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import accelerate, release
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from lab.benchmarks.gpu_step import checks, guesses, serving, steps, vllm_decode

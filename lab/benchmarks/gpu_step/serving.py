@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import torch
 
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import UnavailableError
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.rates import RateRun

@@ -15,17 +15,17 @@ import torch
 
 from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention import triton_backend as triton_attention
+from cloud_verifier.engine.attention.attention_units import Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
-from cloud_verifier.engine.attention.plan import Cuts, WorkCut, plan_attention
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import DeviceRunner, StepBuffers
-from cloud_verifier.engine.loading import compile_steps
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.device_choice import choice_table
-from cloud_verifier.engine.sampling.host import choice_rows
+from cloud_verifier.engine.sampling.host_choice import choice_rows
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import compile_steps
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.clock import TimeBudget, TimedCapture, device_times_of, times_of
 from lab.benchmarks.gpu_step.plans import load_plan, slots_of

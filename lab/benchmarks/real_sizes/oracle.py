@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.limits import CPU_SLOTS
 from cloud_verifier.engine.model.checkpoint import describe
-from cloud_verifier.llama.engine import LlamaEngine
+from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.server.serving import serve
 from common.llama.files import is_gguf
 from common.llama.model import LlamaSettings
@@ -41,7 +41,7 @@ LAST = 3e-4
 """Seconds at the end of a step that are waited for by looking at the clock: sleeping is less exact."""
 
 
-class OracleEngine:
+class OracleEngine(TargetEngine):
     """Implements `TargetEngine`; a step takes `step_time`, `prompt_row_time` per row without a choice, and
     `row_time` per choice beyond the first.
 

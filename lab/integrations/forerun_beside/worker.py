@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.verify_session import VerifySession
 from cloud_verifier.server.worker import Worker
 from common.acceptance import AcceptanceRule
@@ -55,7 +55,7 @@ class EngineClient(Protocol):
         ...
 
 
-class NoSteps:
+class NoSteps(TargetEngine):
     """Stands for the engine where `Worker` wants one. Steps are never planned for it."""
 
     def __init__(self, info: TargetInfo) -> None:

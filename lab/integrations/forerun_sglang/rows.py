@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.engine.sampling.choice import choose
-from cloud_verifier.engine.sampling.host import ChoiceRow
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choose_on_host
 from common.errors import UserError
 from common.sampling import SamplingParams
 
@@ -88,5 +87,12 @@ def choose_in(logits: Tensor, texts: Sequence[Text | None], trees: Sequence[Tree
             where.append(at * len(tokens) + row)
             rows.append(text.row(tokens[np.flatnonzero(above)][1:].tolist()))
     if rows:
-        choices, _ = choose(logits[where].float(), rows)
-        logits[where, choices] = torch.finfo(logits.dtype).max
+        logits[where, _choices(logits[where].float(), rows)] = torch.finfo(logits.dtype).max
+
+
+def _choices(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
+    if not logits.is_cuda:
+        return torch.from_numpy(choose_on_host(logits.numpy(), rows)[0]).long()
+    from cloud_verifier.engine.sampling.device_choice import choose_on_device  # needs triton
+
+    return torch.from_numpy(choose_on_device(logits, rows)[0]).long().to(logits.device)

@@ -19,11 +19,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from cloud_verifier.engine.attention.plan import CUTS, WorkCut
+from cloud_verifier.engine.attention.attention_kernels import add_splits, attend_units
+from cloud_verifier.engine.attention.attention_units import CUTS, WorkCut
 from cloud_verifier.engine.attention.triton_backend import HeadShape, launch_of
-from cloud_verifier.engine.attention.triton_kernels import add_splits, attend_units
+from cloud_verifier.engine.sampling.choice_kernels import find_best, find_edge, find_winner, merge, narrow
 from cloud_verifier.engine.sampling.device_choice import NUM_TOKENS, SHARE
-from cloud_verifier.engine.sampling.triton_kernels import find_best, find_edge, find_winner, merge, narrow
 
 ROOM = {80: 166_912, 89: 101_376, 90: 232_448}
 """Bytes of shared memory that a program may have, by compute capability (A100, L4, H100 and H200)."""
@@ -33,7 +33,7 @@ POINTERS = {
     "fp32": "partial stats logits block_best block_second margins",
     "fp64": "settings edge_values",
     "i32": "keys units rows positions block_token winner runner_up equal ahead choices",
-    "i64": "bits states sums edge_counts",
+    "i64": "ancestors states sums edge_counts",
 }
 """What the arguments of that name point to."""
 

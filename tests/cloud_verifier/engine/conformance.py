@@ -16,10 +16,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as hf_logging
 
-from cloud_verifier.engine.attention.check import LayerShape
+from cloud_verifier.engine.attention.attention_check import LayerShape
+from cloud_verifier.engine.conformance_probe import ProbeReport, probe
 from cloud_verifier.engine.model.refusals import Refusal, refuse_config
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, torch_dtype
-from cloud_verifier.engine.probe import ProbeReport, probe
 from cloud_verifier.engine.probe_script import REAL, SHRUNK
 from tests.cloud_verifier.engine.families import REFUSED_FAMILIES, SERVED_FAMILIES, Family
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers.utils import logging as hf_logging
 
+from cloud_verifier.engine.conformance_probe import probe
 from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.refusals import Refusal
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.parallel import join, leave
-from cloud_verifier.engine.probe import probe
 from tests.cloud_verifier.engine.conformance import random_target
 from tests.cloud_verifier.engine.families import SERVED_FAMILIES, Family
 from tests.cloud_verifier.engine.ranks import SIZE, wait_for

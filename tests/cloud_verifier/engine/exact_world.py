@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.deterministic.engine import ExactEngine
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, path_rows
+from cloud_verifier.engine.torch_engine import TorchEngine
 from tests.cloud_verifier.engine.tiny import Session, Slots, plain_model
 
 Path = tuple[int, ...]

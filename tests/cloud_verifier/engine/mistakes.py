@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepItem
-from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV, StepAttention
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV, StepAttention
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.packing import PackedStep
 
 TERMS: dict[str, Callable[[AttentionTerms], AttentionTerms]] = {
@@ -56,7 +56,7 @@ def _as_asked(terms: AttentionTerms) -> AttentionTerms:
     return terms
 
 
-class Mistaken:
+class Mistaken(AttentionBackend):
     """The reference backend with one mistake."""
 
     def __init__(self, kind: str) -> None:
@@ -68,7 +68,7 @@ class Mistaken:
         return _MistakenStep(TorchRefBackend().prepare(spoilt, device), self._terms)
 
 
-class _MistakenStep:
+class _MistakenStep(StepAttention):
     def __init__(self, inner: StepAttention, spoil: Callable[[AttentionTerms], AttentionTerms]) -> None:
         self._inner = inner
         self._spoil = spoil
@@ -77,7 +77,7 @@ class _MistakenStep:
         return self._inner.attend(query, kv, self._spoil(terms))
 
 
-class Nothing:
+class Nothing(AttentionBackend, StepAttention):
     """A backend that gives no numbers."""
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
@@ -87,7 +87,7 @@ class Nothing:
         return torch.full_like(query.transpose(1, 2), float("nan"))
 
 
-class OnlyInHalf:
+class OnlyInHalf(AttentionBackend):
     """Right in float32, and with a mistake in half precision, as a kernel compiled for each may be."""
 
     def __init__(self, kind: str) -> None:
@@ -97,7 +97,7 @@ class OnlyInHalf:
         return _OnlyInHalfStep(self._right.prepare(step, device), self._wrong.prepare(step, device))
 
 
-class _OnlyInHalfStep:
+class _OnlyInHalfStep(StepAttention):
     def __init__(self, right: StepAttention, wrong: StepAttention) -> None:
         self._right, self._wrong = right, wrong
 

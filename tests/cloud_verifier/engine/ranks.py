@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks, follow, join, leave
 from common.errors import ForerunError, LocalError
 from common.sampling import SamplingParams
@@ -42,7 +42,7 @@ def plan_of(*tokens: int) -> StepPlan:
     return StepPlan((StepItem(7, row[:0], ids, row, row - 1, row, row[-1:], SamplingParams(seed=5)),))
 
 
-class SummingEngine:
+class SummingEngine(TargetEngine):
     """Sums a step's tokens over the ranks. Refuses token 13 before anybody hears of the step."""
 
     info = TargetInfo("sum", 100, 100, 100, (), b"")

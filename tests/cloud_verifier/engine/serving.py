@@ -10,7 +10,7 @@ import numpy as np
 from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary

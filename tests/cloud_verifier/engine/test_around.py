@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.engine_protocol import StepHints, StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.engine.around import FlooredEngine, Stats, check_grammar, prepare_grammars, stats_of
+from cloud_verifier.core.engine_protocol import (
+    Stats,
+    StepHints,
+    StepPlan,
+    StepResult,
+    TargetEngine,
+    TargetInfo,
+)
+from cloud_verifier.engine.around import FlooredEngine
 from common.errors import UserError
 from common.messages import Open
 from common.sampling import SamplingParams
@@ -17,12 +24,10 @@ from tests import wording
 INFO = TargetInfo("fake", 10, 20, 30, (1,), b"")
 RESULT = StepResult((), ())
 HINTS = StepHints(0.5, ())
-WITHOUT_GRAMMAR, WITH_GRAMMAR = (
-    Open((1,), SamplingParams(grammar=text), b"", committed=()) for text in ("", "start: /a/")
-)
+WITH_GRAMMAR = Open((1,), SamplingParams(grammar="start: /a/"), b"", committed=())
 
 
-class Plain:
+class Plain(TargetEngine):
     """An engine that does steps and nothing else, in `step_time` seconds of its own clock."""
 
     info = INFO
@@ -91,33 +96,19 @@ def test_a_senseless_floor_is_refused(floor_s: float) -> None:
         FlooredEngine(Plain(), floor_s)
 
 
-def hides_nothing(around: TargetEngine, inside: Able) -> None:
-    assert stats_of(around) == {"graph_steps_total": 2.0}
-    check_grammar(around, WITHOUT_GRAMMAR)
+def test_a_floor_hides_nothing() -> None:
+    inside = Able()
+    engine = FlooredEngine(inside, 0.0)
+    assert engine.stats() == {"graph_steps_total": 2.0}
     with pytest.raises(UserError, match="not start: /a/"):
-        check_grammar(around, WITH_GRAMMAR)
-    prepare_grammars(around)
+        engine.check_grammar(WITH_GRAMMAR)
+    engine.prepare_grammars()
     assert inside.prepared == 1
 
 
-def test_a_floor_hides_nothing() -> None:
-    engine = Able()
-    hides_nothing(FlooredEngine(engine, 0.0), engine)
-
-
-@pytest.mark.torch
-@pytest.mark.parallel
-def test_leading_other_ranks_hides_nothing() -> None:
-    from cloud_verifier.engine.parallel import Leader, LeadingEngine
-
-    engine = Able()
-    hides_nothing(LeadingEngine(engine, Leader.__new__(Leader)), engine)
-
-
 def test_an_engine_needs_to_do_nothing_but_steps() -> None:
-    for engine in (Plain(), FlooredEngine(Plain(), 0.0)):
-        assert stats_of(engine) == {}
-        check_grammar(engine, WITHOUT_GRAMMAR)
-        with wording.raises(UserError):
-            check_grammar(engine, WITH_GRAMMAR)
-        prepare_grammars(engine)
+    engine = FlooredEngine(Plain(), 0.0)
+    assert engine.stats() == {}
+    with wording.raises(UserError):
+        engine.check_grammar(WITH_GRAMMAR)
+    engine.prepare_grammars()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.drafting.heads import keep_features
-from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.loading import check, compile_steps, load_engine
+from cloud_verifier.engine.conformance_probe import TOLERANCE, probe
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.probe import TOLERANCE, probe
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import check, load_engine
 from common.errors import UserError
 from lab import demo_models
+from schemes.drafters.heads import keep_features
 from tests import wording
 from tests.cloud_verifier.engine.conformance import random_target
 from tests.cloud_verifier.engine.families import SERVED_FAMILIES
@@ -145,14 +145,6 @@ def test_an_early_exit_of_a_compiled_target_has_its_own_layers() -> None:
     exit_ = model.with_layers(model.layers[:1])
     assert not exit_.is_compiled
     assert not torch.allclose(logits_of(exit_)[-1], logits_of(model)[-1])
-
-
-def test_steps_compiled_ahead_are_not_compiled_again(graphs: list[Any]) -> None:
-    model = target("llama")
-    model.compile()
-    compile_steps(TorchEngine(model, NUM_SLOTS))
-    logits_of(model)
-    assert len(graphs) == 2
 
 
 def test_a_load_compiles_before_it_serves(graphs: list[Any]) -> None:

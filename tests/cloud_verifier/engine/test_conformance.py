@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.engine.probe import LESS_EXACT, TOLERANCE
+from cloud_verifier.engine.conformance_probe import LESS_EXACT
 from tests.cloud_verifier.engine.conformance import (
     NUM_FIXED,
     examine,
@@ -78,11 +78,3 @@ def test_the_share_of_experts_is_found_where_there_are_experts() -> None:
 def test_the_page_lists_every_family_and_no_other() -> None:
     assert list(documented()) == names()
     assert len(SERVED_FAMILIES) > 20
-
-
-def test_the_measured_cells_of_the_page_are_within_their_bounds() -> None:
-    rows = documented()
-    for family in SERVED_FAMILIES:
-        worst, *exactness = (float(cell) for cell in rows[family.name][4:])
-        assert 0.0 < worst < TOLERANCE
-        assert all(0.0 < one < LESS_EXACT for one in exactness)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.server.grpc_server import Server
-from cloud_verifier.server.worker import Worker
 from common.sampling import SamplingParams
-from edge_client.core.policies import OffPolicy, TreePolicy
 from tests.cloud_verifier.engine.exact_world import Noting, near_tied, noted
 from tests.cloud_verifier.engine.serving import (
     GREEDY,
     PRINT,
     SAMPLED,
-    TABLE,
     Scenario,
-    over_the_wire,
     serve,
     serve_by,
 )
@@ -86,21 +79,3 @@ def test_the_default_engine_turns_near_ties() -> None:
     together = serve(engine, Scenario(range(16)), {})
     assert len(engine.notes.unlike) > 100
     assert together != alone
-
-
-@pytest.mark.grpc
-async def test_real_edges_get_the_text_of_a_session_alone() -> None:
-    engine = some_engine()
-    known = {key: serve(engine, Scenario([key], SAMPLED), {})[key] for key in range(16)}
-    worker = Worker(engine, VerifyScheduler(engine.info, SchedulerConfig()))
-    async with Server(worker, engine.info, TABLE, "127.0.0.1:0") as server:
-        address = f"127.0.0.1:{server.port}"
-        first = await over_the_wire(address, 0, OffPolicy(), known[0])
-        policies = [TreePolicy() if key % 4 else OffPolicy() for key in range(16)]
-        texts = await asyncio.gather(
-            *(over_the_wire(address, key, policies[key], known[key]) for key in range(16))
-        )
-    assert first == known[0]
-    assert dict(enumerate(texts)) == known
-    assert worker.scheduler.counters.num_won > 0
-    assert not engine.notes.unlike

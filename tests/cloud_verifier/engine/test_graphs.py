@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult
+from cloud_verifier.engine.attention.attention_units import AttentionPlan, Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.backend import KVStore
-from cloud_verifier.engine.attention.plan import AttentionPlan, Cuts, WorkCut, plan_attention
 from cloud_verifier.engine.attention.triton_backend import TritonBackend
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.graphs import (
     ROW_BUCKETS,
     Capture,
@@ -34,12 +33,12 @@ from cloud_verifier.engine.graphs import (
     SizeBucket,
     StepBuffers,
 )
-from cloud_verifier.engine.loading import compile_steps
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
-from cloud_verifier.engine.sampling import device_choice
 from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choice_table
-from cloud_verifier.engine.sampling.host import choice_rows
+from cloud_verifier.engine.sampling.host_choice import choice_rows
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import compile_steps
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from tests import wording
@@ -288,16 +287,6 @@ def test_a_model_that_asks_the_host_is_never_recorded() -> None:
     assert (recorded, graphs.counts.reasons) == ([], {reason: 2})
 
 
-def test_a_rehearsal_asks_torch_for_errors_and_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    modes: list[Any] = [0]
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with CudaCapture().rehearsal():
-        assert modes == [0, "error"]
-    assert modes == [0, "error", 0]
-
-
 def test_a_capture_that_fails_leaves_the_thread_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own context leaves it on the capture's."""
     current = ["default"]
@@ -346,15 +335,6 @@ def test_a_replay_that_differs_is_found_at_its_first_use(caplog: pytest.LogCaptu
     assert graphs.counts.graph == 0
     assert graphs.counts.reasons["a replay differed"] == 1
     assert "of the logits' spread" in caplog.text
-
-
-def test_what_was_compared_once_is_trusted() -> None:
-    calls: list[int] = []
-    graphs, replays = graphs_of(counting(calls, [])), list[int]()
-    for token in (3, 4, 5, 6):
-        assert graphs.run(tips(token)) is not None
-        replays.append(len(calls))
-    assert replays == [0, 2, 3, 4]  # eager; compared, then replayed for its choices; replayed
 
 
 def test_chunks_and_steps_without_outputs_are_left_to_others() -> None:
@@ -411,34 +391,6 @@ def test_only_the_kernels_own_attention_can_be_replayed() -> None:
         DeviceRunner(TorchEngine(target("llama"), 8), By())
 
 
-def test_warming_compiles_every_kernel_of_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is compiled when it is first started, which takes seconds on a GPU."""
-    started: set[tuple[str, tuple[bool, ...]]] = set()
-
-    class Noting:
-        def __init__(self, name: str) -> None:
-            self.name, self.kernel = name, getattr(device_choice, name)
-
-        def __getitem__(self, grid: Any) -> Any:
-            def start(*arguments: Any, **words: Any) -> None:
-                kinds = ("FILTERED", "WEIGHTS", "FIRST")
-                started.add((self.name, tuple(words[kind] for kind in kinds if kind in words)))
-                self.kernel[grid](*arguments, **words)
-
-            return start
-
-    names = ("find_best", "narrow", "find_edge", "find_winner", "merge")
-    for name in names:
-        monkeypatch.setattr(device_choice, name, Noting(name))
-    engine = TorchEngine(target("llama"), 8, backend=TritonBackend())
-    DeviceRunner(engine).warm(0)
-    assert started == {
-        *((name, ()) for name in ("find_best", "find_edge", "merge")),
-        *(("find_winner", (filtered,)) for filtered in (False, True)),
-        *(("narrow", (weights, first)) for weights in (False, True) for first in (False, True)),
-    }
-
-
 # A step in its bucket's places is the step, and what pads it does nothing.
 
 SPARE = 1023
@@ -480,38 +432,27 @@ def test_what_fits_nowhere_has_no_bucket() -> None:
     assert small.bucket(step_of([(3, 4, "tree")])[1]) == SizeBucket(8, 16)
 
 
-def test_the_device_reads_what_the_step_says() -> None:
+def test_the_device_reads_what_the_step_says_and_padding_belongs_to_no_unit() -> None:
     held = buffers()
-    held.send(*prepared(held, [(9, 8, "tree"), (70, 3, "tree")]))  # what a larger step leaves behind
-    bucket, step, plan, table = prepared(held, [(5, 3, "tree"), (20, 1, "chain")])
-    held.send(bucket, step, plan, table)
-    found, tables = held.on_device(bucket)
-    for name, numbers in {
-        **{name: getattr(step, name) for name in ("tokens", "positions", "slots", "outputs")},
-        "keys": table.keys,
-    }.items():
-        assert found[name][: len(numbers)].tolist() == numbers.tolist()
-    assert found["settings"][:, : step.num_rows].tolist() == [
-        [number] * step.num_rows for number in (0.5, 3.0, 0.9, -math.inf)
-    ]
-    for name in ("units", "rows", "positions", "keys", "bits"):
-        numbers = getattr(plan, name)
-        assert getattr(tables, name)[: len(numbers)].tolist() == numbers.tolist()
-
-
-def test_padding_writes_to_the_spare_slot_and_belongs_to_no_unit() -> None:
-    held = buffers()
-    held.send(*prepared(held, [(9, 8, "tree"), (70, 8, "tree")]))
+    held.send(*prepared(held, [(9, 8, "tree"), (70, 8, "tree")]))  # what a larger step leaves behind
     bucket, step, plan, table = prepared(held, [(5, 3, "tree"), (20, 8, "chain")])
     held.send(bucket, step, plan, table)
-    found, tables = held.on_device(bucket)
-    rows = step.num_rows
-    assert bucket.rows > rows
-    assert set(found["slots"][rows:].tolist()) == {SPARE}
+    (views, tables), rows = held.on_device(bucket), step.num_rows
+    sent = {name: getattr(step, name) for name in ("tokens", "positions", "slots", "outputs")}
+    for name, numbers in (sent | {"keys": table.keys}).items():
+        assert views[name][:rows].tolist() == numbers.tolist()
+    for name in ("units", "rows", "positions", "keys", "ancestors"):
+        numbers = getattr(plan, name)
+        assert getattr(tables, name)[: len(numbers)].tolist() == numbers.tolist()
+    asked, greedy = [0.5, 3.0, 0.9, -math.inf], [0.0, 0.0, 1.0, -math.inf]
+    padding = bucket.rows - rows
+    assert padding
+    assert views["settings"].tolist() == [
+        [one] * rows + [other] * padding for one, other in zip(asked, greedy, strict=True)
+    ]
+    assert set(views["slots"][rows:].tolist()) == {SPARE}
     for name in ("tokens", "positions", "outputs"):
-        assert not found[name][rows:].any()
-    greedy = [[number] * (bucket.rows - rows) for number in (0.0, 0.0, 1.0, -math.inf)]
-    assert found["settings"][:, rows:].tolist() == greedy
+        assert not views[name][rows:].any()
     assert not tables.units[len(plan.units) :, 1].any()
     assert not tables.rows[rows:, 1].any()
 

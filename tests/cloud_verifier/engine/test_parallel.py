@@ -6,26 +6,22 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.engine_protocol import StepItem
+from cloud_verifier.engine import parallel
 from cloud_verifier.engine.parallel import (
-    EXIT_CODE,
     MAX_LENGTH,
-    CollectiveWatchdog,
-    FrameKind,
     decode_items,
     encode_items,
-    head_of,
     join,
-    read_head,
 )
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
@@ -197,60 +193,8 @@ def test_a_negative_count_is_refused() -> None:
         decode_items(np.array([1, 0, 5, -3, 0], dtype=np.int32))
 
 
-@pytest.mark.parametrize("kind", FrameKind)
-def test_a_head_is_read_as_it_was_written(kind: FrameKind) -> None:
-    assert read_head(head_of(kind, 17).tolist()) == (kind, 17)
-
-
-@pytest.mark.parametrize("head", [(0, 0), (4, 0), (1, -1), (1, MAX_LENGTH + 1)])
-def test_what_is_no_head_is_refused(head: tuple[int, int]) -> None:
+@pytest.mark.parametrize("length", [-2, MAX_LENGTH + 1])
+def test_a_length_that_is_none_is_refused(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_receive", lambda buffer, ranks: torch.tensor([length]))
     with pytest.raises(LocalError, match="which is none"):
-        read_head(head)
-
-
-# The watchdog speaks once, and only after patience without food.
-
-LONG = 3600.0
-
-
-def test_it_calls_when_nothing_came() -> None:
-    heard, words = threading.Event(), []
-
-    def on_late(text: str) -> None:
-        words.append(text)
-        heard.set()
-
-    watchdog = CollectiveWatchdog(0.01, "too late", on_late)
-    watchdog.feed()
-    assert heard.wait(30)
-    watchdog.stop()
-    assert words == ["too late"]
-
-
-@pytest.mark.parametrize("at_rest", [True, False])
-def test_it_is_silent_at_rest_and_before_its_time(at_rest: bool) -> None:
-    def on_late(text: str) -> None:
-        raise AssertionError(text)
-
-    watchdog = CollectiveWatchdog(0.01 if at_rest else LONG, "too late", on_late)
-    if not at_rest:
-        watchdog.feed()
-        watchdog.rest()
-        watchdog.feed()
-    watchdog.stop()
-    assert not watchdog._thread.is_alive()
-
-
-def test_a_process_that_is_stuck_ends_with_the_words() -> None:
-    stuck = """
-import threading
-from cloud_verifier.engine.parallel import CollectiveWatchdog
-CollectiveWatchdog(0.05, "nobody answers").feed()
-threading.Event().wait()
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", stuck],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert run.returncode == EXIT_CODE
-    assert run.stderr == "forerun: nobody answers\n"
+        parallel._receive_step(parallel.Ranks(1, 2, 60.0))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
+from cloud_verifier.engine.conformance_probe import _compare, _packed_rows, probe
 from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.probe import _compare, _packed_rows, probe
 from cloud_verifier.engine.probe_script import REAL
 from common.errors import LocalError, UserError
 from tests import wording

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 from typing import Any
 
@@ -12,24 +11,18 @@ import torch
 from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine import loading
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine import torch_loading as loading
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.server.grpc_server import Server
-from cloud_verifier.server.worker import Worker
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import CapacityError, UserError
 from common.messages import Open
-from edge_client.core.policies import GrowthPolicy, OffPolicy, TreePolicy
 from tests import wording
 from tests.cloud_verifier.engine.serving import (
     GREEDY,
     PRINT,
     PROMPTS,
-    SAMPLED,
-    TABLE,
     Scenario,
     Texts,
-    over_the_wire,
     serve,
     serve_by,
 )
@@ -116,20 +109,6 @@ def alone(scheduler: VerifyScheduler, engine: TorchEngine, prompt: tuple[int, ..
     return tuple(played(scheduler, engine, step_time=0.0)[key])
 
 
-@pytest.mark.grpc
-async def test_real_edges_get_the_text_of_a_session_alone() -> None:
-    engine = engine_of("lfm2")
-    known = {key: serve(engine, Scenario([key], SAMPLED), {})[key] for key in KEYS}
-    worker = Worker(engine, VerifyScheduler(engine.info, SchedulerConfig()))
-    async with Server(worker, engine.info, TABLE, "127.0.0.1:0") as server:
-        policies: list[GrowthPolicy] = [OffPolicy(), *(TreePolicy() for _ in KEYS[1:])]
-        texts = await asyncio.gather(
-            *(over_the_wire(f"127.0.0.1:{server.port}", key, policies[key], known[key]) for key in KEYS)
-        )
-    assert dict(enumerate(texts)) == known
-    assert worker.scheduler.counters.num_won > 0
-
-
 def test_a_step_with_more_rows_than_states_is_refused_and_a_smaller_one_runs() -> None:
     engine, session = engine_of("lfm2", num_states=4), Session(0, Slots(64))
     first = session.chunk([1, 2, 3], [2])
@@ -143,7 +122,7 @@ def test_a_step_with_more_rows_than_states_is_refused_and_a_smaller_one_runs() -
         assert torch.allclose(found, engine.model.plain_logits([1, 2, 3, 4, 5, 6], 3), atol=1e-5)
 
 
-@pytest.mark.parametrize("option", [{"exact_rows": 8}, {"drafter": "exit"}], ids=["exact", "drafter"])
+@pytest.mark.parametrize("option", [{"deterministic": True}, {"drafter": "exit:1"}], ids=["exact", "drafter"])
 def test_what_cannot_be_had_with_states_is_refused(
     option: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

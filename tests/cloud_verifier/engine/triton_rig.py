@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV, StepAttention
-from cloud_verifier.engine.attention.check import attention_by_definition
-from cloud_verifier.engine.attention.plan import Cuts, WorkCut
+from cloud_verifier.engine.attention.attention_check import attention_by_definition
+from cloud_verifier.engine.attention.attention_units import Cuts, WorkCut
+from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV, StepAttention
 from cloud_verifier.engine.attention.triton_backend import INTERPRETED, TritonBackend
 from cloud_verifier.engine.packing import PackedStep
 from tests.cloud_verifier.engine.attention_rig import layer, query_for
@@ -21,7 +21,7 @@ def device_for_kernels() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
-class Uncut:
+class Uncut(AttentionBackend):
     """The kernels, for a probe without its long step: the interpreter takes minutes for a model's."""
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.llama.engine import LlamaEngine
-from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
-from cloud_verifier.llama.probe import probe
-from cloud_verifier.llama.repeats import count_repeats
+from cloud_verifier.llama.llama_engine import LlamaEngine
+from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_runtime
+from cloud_verifier.llama.llama_probe import probe
 from common.errors import UserError
 from common.llama import load_trial
 from common.sampling import SamplingParams
+from lab.benchmarks.llama_repeats import count_repeats
 from tests.cloud_verifier.llama.test_engine import PROMPT, text_alone
 from tests.support.served import written
 

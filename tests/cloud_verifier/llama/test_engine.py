@@ -13,19 +13,19 @@ import pytest
 
 from cloud_verifier.core.engine_protocol import Ask, FloatArray, Offer, StepPlan
 from cloud_verifier.engine.packing import PackedStep, item_of
-from cloud_verifier.llama.engine import LlamaEngine
 from cloud_verifier.llama.forward import LlamaForward
-from cloud_verifier.llama.loading import LlamaOptions, load_engine, open_runtime
-from cloud_verifier.llama.probe import probe
-from cloud_verifier.llama.repeats import count_repeats
+from cloud_verifier.llama.llama_engine import LlamaEngine
+from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_runtime
+from cloud_verifier.llama.llama_probe import probe
 from common import choice as reference
 from common.acceptance import Acceptance, AcceptanceRule
-from common.errors import LocalError, UserError
+from common.errors import UserError
 from common.grammar import json_schema_grammar
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from forerun.demo_pair import DRAFT_GGUF
-from tests.support.served import told, written
+from lab.benchmarks.llama_repeats import count_repeats
+from tests.support.served import written
 
 pytestmark = [pytest.mark.llama]
 
@@ -52,7 +52,7 @@ Table = tuple[bytes | None, ...]
 def served() -> Iterator[tuple[LlamaEngine, Table]]:
     engine, table, _ = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, ONE_THREAD)
     yield engine, table
-    engine.close()
+    engine.runtime.close()
 
 
 @pytest.fixture(scope="module")
@@ -109,19 +109,6 @@ async def test_a_text_fits_its_schema(served: tuple[LlamaEngine, Table]) -> None
     assert spelled.lstrip().startswith(b"{")
 
 
-@pytest.mark.grpc
-async def test_log_probabilities_are_of_the_raw_logits(served: tuple[LlamaEngine, Table]) -> None:
-    engine, table = served
-    prompt = engine.runtime.tokenize(PROMPT, False)
-    run, found = await told(engine, table, prompt, SamplingParams(max_tokens=12, ignore_eos=True), 3)
-    assert len(found) == len(run.session.text) == 12
-    for token, each in zip(run.session.text, found, strict=True):
-        assert each.top[0][0] == token, "greedy"
-        assert each.top[0][1] == pytest.approx(each.logprob)
-        assert len(each.top) == 3
-        assert sum(np.exp(value) for _, value in each.top) <= 1.0
-
-
 def test_an_acceptance_rule_decides_by_the_row_s_law(served: tuple[LlamaEngine, Table]) -> None:
     engine, _ = served
     sampling = SamplingParams(1.0, seed=1)
@@ -149,13 +136,6 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
     with pytest.raises(UserError, match="cannot be served"):
         probe(engine)
     engine.clear()
-
-
-def test_a_target_whose_texts_need_not_repeat_passes_the_check() -> None:
-    engine, _, _ = load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, LlamaOptions(threads=1, deterministic=False))
-    with engine.runtime:
-        assert engine.info.near_tie > 0
-        assert not engine.forward.shapes.repeats
 
 
 def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
@@ -186,14 +166,8 @@ def test_too_few_slots_for_the_probe_and_a_file_that_is_none_are_refused(tmp_pat
         load_engine(str(tmp_path / "none.gguf"), SLOTS, 16, 64, ONE_THREAD)
 
 
-def test_a_plan_that_breaks_a_rule_is_refused(served: tuple[LlamaEngine, Table]) -> None:
-    engine, _ = served
-    with pytest.raises(LocalError):
-        engine.evaluate(StepPlan((item_of((-1,), np.array([SLOTS], np.int32), tokens=[1], outputs=[0]),)))
-
-
 def test_a_pass_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloud_verifier.llama import probe as module
+    from cloud_verifier.llama import llama_probe as module
 
     monkeypatch.setattr(module, "QUIET", 0.0)  # this machine may be busy
     file = tmp_path / "target.gguf"
@@ -240,23 +214,6 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
             assert (each.num_doubtful, each.num_rows > 400) == (0, True)
 
 
-@pytest.mark.parametrize("architecture", ["mamba", "jamba"])
-def test_a_file_that_cannot_be_served_is_refused_before_its_weights_are_loaded(
-    tmp_path: Path, architecture: str
-) -> None:
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(architecture=architecture))
-    works = list[str]()
-
-    def note(work: str, share: float | None = None) -> None:
-        works.append(work)
-
-    with pytest.raises(UserError, match="recurrent"):
-        load_engine(str(path), SLOTS, 64, 256, ONE_THREAD, progress=note)
-    assert "loading the weights" not in works
-
-
 @pytest.mark.parametrize("slots", [SLOTS, None])
 @pytest.mark.parametrize("context", [0, 2**31, 2**32 - 1])
 def test_a_target_with_an_impossible_context_length_is_refused(
@@ -272,7 +229,7 @@ def test_a_target_with_an_impossible_context_length_is_refused(
 def test_texts_that_cannot_repeat_themselves_are_refused_if_they_must(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from cloud_verifier.llama import probe as module
+    from cloud_verifier.llama import llama_probe as module
 
     monkeypatch.setattr(module, "_prompts_repeat", lambda runtime, tokens: False)
     with pytest.raises(UserError, match="--deterministic"):

@@ -150,12 +150,6 @@ def test_a_tree_with_more_leaves_than_sequences_is_refused() -> None:
         seen(engine, item_of((-1, -1, -1), ints(0, 1, 2), tokens=ints(5, 6, 7), outputs=[0], session=1))
 
 
-def test_a_step_without_rows_gives_no_logits() -> None:
-    engine, cells = forward()
-    assert seen(engine) == []
-    assert cells.num_decodes == 0
-
-
 def test_cells_stay_in_order_when_two_sessions_take_turns_and_branches_die() -> None:
     """`Cells` holds each row to the order of what it sees."""
     engine, cells = forward(num_cells=LIMITS.num_slots + 4)

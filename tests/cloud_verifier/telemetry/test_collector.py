@@ -13,10 +13,10 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from cloud_verifier.core.engine_protocol import Stats
 from cloud_verifier.core.ledger import StepReport, Waits
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.verify_session import SessionTally
-from cloud_verifier.engine.around import Stats
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.collector import families, registry
 from cloud_verifier.telemetry.instruments import Histogram, Instruments

@@ -36,13 +36,10 @@ def test_a_model_that_is_not_served_is_an_error_with_the_reason(
 
 @pytest.mark.llama
 def test_a_gguf_file_is_checked_without_being_served(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models", "--check", DRAFT, "--threads", "1", "--texts", "2", "--json"]) == 0
+    assert main(["models", "--check", DRAFT, "--threads", "1", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["served"] is True
     assert facts["deterministic"] is True
     assert facts["equal_rows"] == facts["rows"] > 0
-    for each in facts["repeats"]:
-        assert each["equal"] == dict.fromkeys(each["equal"], 2)
-        assert each["num_doubtful"] == 0
     assert main(["models", "--check", DRAFT, "--dtype", "bfloat16"]) == 2
     assert "--dtype" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from tests import wording
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.torch_engine import TorchEngine
 
 TARGET = str(Path(__file__).parents[3] / "lab" / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
@@ -69,7 +69,7 @@ async def alone(engine: TorchEngine, table: Any, prompt: list[int]) -> list[list
 @pytest.mark.grpc
 async def test_two_processes_write_what_one_writes_and_end_together() -> None:
     """Greedy and sampled. SIGTERM to rank 0 lets the other end with 0, too: else torchrun would not."""
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
     from tests.support.served import text_from
 
     engine, table = load_engine(TARGET, 1024, dtype="float32")

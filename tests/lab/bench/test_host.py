@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
+from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.messages import Close, Open
 from common.sampling import SamplingParams
@@ -15,7 +15,7 @@ from lab.bench.host import Meter
 from tests.support.clock import Clock
 
 
-class Engine:
+class Engine(TargetEngine):
     """Takes the times it is given, of its clock."""
 
     info = TargetInfo("fake", 10, 20, 30, (), b"")

@@ -126,10 +126,10 @@ def test_the_target_completes_held_out_functions_and_the_draft_agrees_mostly() -
 @pytest.mark.torch
 @pytest.mark.slow
 def test_the_bundled_heads_save_a_third_of_the_targets_steps() -> None:
-    from cloud_verifier.engine.drafting.trial import try_drafter
-    from cloud_verifier.engine.loading import load_engine
+    from cloud_verifier.engine.torch_loading import load_engine
     from common.sampling import SamplingParams
     from lab.demo_models.evaluate import EVALUATION_SEED
+    from training.drafter_trial import try_drafter
 
     engine, _ = load_engine(str(TARGET_DIR), 512, drafter=str(HEADS))
     texts = [prompt for _, prompt in islice(held_out_functions(EVALUATION_SEED), 2)]

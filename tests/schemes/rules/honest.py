@@ -19,6 +19,7 @@ from cloud_verifier.core.engine_protocol import (
     StepItem,
     StepPlan,
     StepResult,
+    TargetEngine,
     TargetInfo,
 )
 from cloud_verifier.core.limits import SchedulerConfig
@@ -102,7 +103,7 @@ def tiny_drafter(salt: int) -> OwnDrafter:
     return guess
 
 
-class TableTarget:
+class TableTarget(TargetEngine):
     """A `TargetEngine` that knows its session's text, with a law looked up and chances of its own."""
 
     def __init__(self, bench: HonestEdge) -> None:

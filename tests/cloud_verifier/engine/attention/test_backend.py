@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.backend import KVStore, StepContext, attention_function, current_step
+from cloud_verifier.engine.attention.backend import (
+    KVStore,
+    StepAttention,
+    StepContext,
+    attention_function,
+    current_step,
+)
 from common.errors import LocalError, UserError
 from tests import wording
 
@@ -19,7 +25,7 @@ def call(module: Any, **terms: Any) -> Any:
     """Call the function with one row inside a step; returns what the backend saw."""
     seen = []
 
-    class Step:
+    class Step(StepAttention):
         def attend(self, query: Any, kv: Any, given: Any) -> Any:
             seen.append(given)
             return query.transpose(1, 2)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.backend import AttentionTerms, StepAttention
-from cloud_verifier.engine.attention.check import LayerShape, attention_error
-from cloud_verifier.engine.attention.plan import CUTS, UNIT_FIELDS, plan_attention
-from cloud_verifier.engine.attention.reference import TorchRefBackend
+from cloud_verifier.engine.attention.attention_check import LayerShape, attention_error
+from cloud_verifier.engine.attention.attention_units import CUTS, UNIT_FIELDS, plan_attention
+from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, StepAttention
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.packing import PackedStep
-from tests import wording
 from tests.cloud_verifier.engine.mistakes import Mistaken, Nothing
 
 pytestmark = pytest.mark.torch
@@ -72,22 +71,7 @@ def test_no_numbers_are_worse_than_wrong_ones() -> None:
     assert math.isnan(error_of(Nothing(), shape_of("plain", "float32")))
 
 
-def test_layers_of_one_kind_differ_in_no_size_and_no_term() -> None:
-    shapes = [shape_of(terms, dtype, sizes) for terms in TERMS for dtype in DTYPES for sizes in SIZES]
-    assert len({shape.kind for shape in shapes}) == len(shapes)
-    first, second = shape_of("sinks", "float32"), shape_of("sinks", "float32")
-    assert first.terms.sinks is not None
-    first.terms.sinks.copy_(torch.zeros(4))
-    assert first.kind == second.kind
-
-
-def test_a_shape_is_told_in_words() -> None:
-    words = shape_of("all", "bfloat16").describe()
-    wording.keep(words)
-    assert shape_of("plain", "float32").describe().endswith("no window, float32")
-
-
-class Counting:
+class Counting(AttentionBackend):
     """The reference backend, with the cuts of a kernel. It counts what the kernel would be started for."""
 
     def __init__(self) -> None:
@@ -95,7 +79,7 @@ class Counting:
         self.splits: dict[bool, set[int]] = {False: set(), True: set()}  # of a tile, by whether it is wide
 
     def prepare(self, step: PackedStep, device: torch.device) -> StepAttention:
-        plan = plan_attention(step, self.cuts)
+        plan = plan_attention(step, CUTS)
         splits = plan.units[:, UNIT_FIELDS.index("splits")].tolist()
         self.splits[False].update(splits[: plan.num_narrow])
         self.splits[True].update(splits[plan.num_narrow :])

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cloud_verifier.engine.attention.attention_check import attention_by_definition
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms
-from cloud_verifier.engine.attention.check import attention_by_definition
-from cloud_verifier.engine.attention.reference import (
+from cloud_verifier.engine.attention.torch_ref import (
     PADDING_FACTOR,
     PADDING_SLACK,
     TorchRefBackend,
     make_spans,
     partition,
 )
-from cloud_verifier.engine.deterministic.engine import ExactBackend
+from cloud_verifier.engine.deterministic.exact_engine import ExactBackend
 from tests.cloud_verifier.engine.attention_rig import SHAPES, TERMS, layer, packed, query_for, terms_of
 
 pytestmark = pytest.mark.torch

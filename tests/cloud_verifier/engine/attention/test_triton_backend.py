@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from cloud_verifier.core.engine_protocol import StepPlan
+from cloud_verifier.engine.attention.attention_check import LayerShape, attention_error
+from cloud_verifier.engine.attention.attention_units import CUTS, Cuts, WorkCut
 from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
-from cloud_verifier.engine.attention.check import LayerShape, attention_error
-from cloud_verifier.engine.attention.plan import CUTS, Cuts, WorkCut
 from cloud_verifier.engine.attention.triton_backend import HeadShape, TritonBackend, launch_of
+from cloud_verifier.engine.conformance_probe import probe
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import pack
-from cloud_verifier.engine.probe import probe
 from common.errors import UserError
 from tests import wording
 from tests.cloud_verifier.engine.attention_rig import LIMITS, TERMS, layer, packed, random_plan, terms_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloud_verifier.engine.attention.reference import TorchRefBackend
-from cloud_verifier.engine.deterministic.check import check_exact
-from cloud_verifier.engine.deterministic.engine import ExactBackend, ExactEngine
-from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.loading import load_engine
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
+from cloud_verifier.engine.deterministic.exact_check import check_exact
+from cloud_verifier.engine.deterministic.exact_engine import ExactBackend, ExactEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep
+from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_loading import load_engine
 from common.errors import UserError
 from lab import demo_models
 from tests import wording
@@ -26,10 +27,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 def check(model: TargetModel, **settings: Any) -> int:
-    def make(target: TargetModel, num_slots: int) -> TorchEngine:
-        return ExactEngine(target, num_slots, **settings)
-
-    return check_exact(model, make, tile_rows=settings.get("tile_rows", 32), longest=400)
+    return check_exact(
+        model, partial(ExactEngine, model, **settings), tile_rows=settings.get("tile_rows", 32), longest=400
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,9 @@ def test_every_family_passes(family: str) -> None:
 
 
 def test_the_default_engine_is_refused() -> None:
+    model = target("llama")
     with wording.raises(UserError):
-        check_exact(target("llama"), TorchEngine, tile_rows=32, longest=400)
+        check_exact(model, partial(TorchEngine, model), tile_rows=32, longest=400)
 
 
 def test_attention_padded_by_the_group_is_refused() -> None:
@@ -89,7 +90,6 @@ def test_experts_that_cannot_be_computed_row_by_row_are_refused(monkeypatch: pyt
 
 
 def test_the_engine_that_loads_is_checked_and_deterministic() -> None:
-    engine, table = load_engine(str(demo_models.TARGET_DIR), 64, dtype="float32", exact_rows=16)
+    engine, table = load_engine(str(demo_models.TARGET_DIR), 64, deterministic=True)
     assert isinstance(engine, ExactEngine)
-    assert engine.tile_rows == 16
     assert len(table) == engine.info.vocab_size

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, StepPlan
-from cloud_verifier.engine.drafting.heads import MedusaHeads, RecurrentHead, keep_features
-from cloud_verifier.engine.drafting.models import EarlyExit, SmallModel
-from cloud_verifier.engine.drafting.nouns import DraftModel
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.drafting.draft_model import DraftModel
+from cloud_verifier.engine.drafting.draft_sources import EarlyExit, SmallModel
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.calibration import Confidence
 from common.sampling import SamplingParams
+from schemes.drafters.heads import MedusaHeads, RecurrentHead, keep_features
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, plain_model
 
 DEPTH = 4

@@ -8,7 +8,7 @@ import torch
 
 from cloud_verifier.core.engine_protocol import GuessPlan
 from cloud_verifier.engine.drafting import drafter as drafter_module
-from cloud_verifier.engine.drafting.models import EarlyExit
+from cloud_verifier.engine.drafting.draft_sources import EarlyExit
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.calibration import Confidence
 from common.choice import History, rank

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.engine import TorchEngine
+from cloud_verifier.engine.conformance_probe import probe
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import weight_bytes
-from cloud_verifier.engine.probe import probe
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import UserError
 from tests import wording
 from tests.cloud_verifier.engine.tiny import Session, Slots, target

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.engine import TorchEngine
 from cloud_verifier.engine.model import precision
 from cloud_verifier.engine.model.precision import (
     FRONT,
@@ -21,7 +19,7 @@ from cloud_verifier.engine.model.precision import (
     install_fp32_head,
 )
 from tests.cloud_verifier.engine.packed_linear import pack_linear
-from tests.cloud_verifier.engine.tiny import Session, Slots, plain_model, target
+from tests.cloud_verifier.engine.tiny import plain_model
 
 pytestmark = pytest.mark.torch
 
@@ -109,13 +107,6 @@ def test_other_heads_are_left_alone() -> None:
         assert head is None or "forward" not in vars(head)
 
 
-def test_an_engine_of_a_half_precision_model_gives_float32_logits() -> None:
-    engine = TorchEngine(target("gemma2", torch.bfloat16), 16)
-    logits = engine.logits(StepPlan((Session(1, Slots(16)).chunk([1, 2, 3], [0, 2]),)))
-    assert logits.dtype == torch.float32
-    assert not torch.equal(logits.to(torch.bfloat16).float(), logits)
-
-
 def on_cuda(hidden: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
     """The same numbers, which say that they lie on a GPU. `torch.mm` then takes what only CUDA's does."""
 
@@ -142,29 +133,6 @@ def test_a_head_on_a_gpu_takes_any_number_of_rows(
     logits = head(on_cuda(hidden, monkeypatch))
     assert (tuple(logits.shape), logits.dtype) == ((1, rows, 7), torch.float32)
     torch.testing.assert_close(logits.as_subclass(torch.Tensor), expected)
-
-
-def test_a_head_computes_nothing_where_no_row_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    head = torch.nn.Linear(16, 7, dtype=torch.bfloat16)
-    hidden = on_cuda(torch.randn(1, 0, 16, dtype=torch.bfloat16), monkeypatch)
-    install_fp32_head(head)
-    monkeypatch.delattr(torch, "mm")
-    assert head(hidden).shape == (1, 0, 7)
-
-
-def test_a_head_on_a_gpu_keeps_no_float32_weight_of_a_time_when_it_was_widened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    head = torch.nn.Linear(19, 11, bias=False, dtype=torch.bfloat16)
-    hidden = on_cuda(torch.randn(1, 3, 19, dtype=torch.bfloat16), monkeypatch)
-    install_fp32_head(head)
-    head(hidden)
-    with float32_inside(head, 1):
-        assert head.weight.dtype == torch.float32
-        head(hidden.float())
-    gc.collect()
-    kept = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-    assert not [tensor for tensor in kept if tensor.shape == (11, 19) and tensor.dtype == torch.float32]
 
 
 # A widened model computes what its weights say in float32, layer by layer, and is itself again after.

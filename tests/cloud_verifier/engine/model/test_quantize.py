@@ -11,26 +11,18 @@ import pytest
 import torch
 import transformers as hf
 
-from cloud_verifier.engine.engine import TorchEngine
-from cloud_verifier.engine.loading import load_engine
+from cloud_verifier.engine.conformance_probe import COARSE_TOLERANCE, probe
 from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.precision import quantize, weight_bytes
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
-from cloud_verifier.engine.probe import COARSE_TOLERANCE, probe
 from common.errors import UserError
-from common.sampling import SamplingParams
 from tests import wording
 from tests.cloud_verifier.engine.mistakes import mix_neighbours
 from tests.cloud_verifier.engine.tiny import from_config, plain_model
-from tests.support.served import written
 
 pytestmark = [pytest.mark.torch, pytest.mark.quantized]
 
 TARGET = str(Path(__file__).parents[4] / "lab" / "demo_models" / "target")
-PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
-SAMPLINGS = [
-    SamplingParams(temperature, seed=3, max_tokens=48, ignore_eos=True) for temperature in (0.0, 0.5)
-]
 
 
 def quantized(family: str, **settings: Any) -> tuple[Any, Any]:
@@ -211,29 +203,8 @@ def test_a_stored_kind_whose_package_is_missing_is_told(tmp_path: Path) -> None:
         load_target(str(tmp_path), with_tokenizer=False)
 
 
-@pytest.fixture(scope="module")
-def demo() -> tuple[TorchEngine, tuple[bytes | None, ...]]:
-    """The demo target in 8 bits, loaded as `forerun verify --quantize int8` loads it: the probe passed."""
-    return load_engine(TARGET, 2048, dtype="float32", quantization="int8")
-
-
-def test_the_demo_target_shrinks(demo: tuple[TorchEngine, Any]) -> None:
-    shrinkage = demo[0].model.shrinkage
+def test_the_demo_target_shrinks() -> None:
+    shrinkage = load_target(TARGET, dtype="float32", quantization="int8").shrinkage
     assert shrinkage is not None
     assert (shrinkage.kind, shrinkage.num_layers) == ("int8", 70)
     assert shrinkage.ratio < 0.33
-    assert demo[0].model.weight_bytes == shrinkage.bytes_after
-
-
-@pytest.mark.grpc
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_the_demo_target_writes_the_same_text_with_drafts_as_without(
-    sampling: SamplingParams, demo: tuple[TorchEngine, tuple[bytes | None, ...]]
-) -> None:
-    engine, table = demo
-    prompt = engine.model.tokenize(PROMPT)
-    alone, num_bare = await written(engine, table, prompt, sampling, guesses=False)
-    drafted, num_rows = await written(engine, table, prompt, sampling, guesses=True)
-    assert len(alone) == 48
-    assert drafted == alone
-    assert num_rows > num_bare  # drafts were evaluated

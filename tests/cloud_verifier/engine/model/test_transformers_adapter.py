@@ -19,12 +19,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cloud_verifier.engine.loading import load_engine
 from cloud_verifier.engine.model import checkpoint, transformers_adapter
 from cloud_verifier.engine.model.transformers_adapter import load_target
+from cloud_verifier.engine.torch_loading import load_engine
 from common.errors import UserError
 from common.sampling import SamplingDefaults
-from common.vocabulary import Vocabulary
 from tests import wording
 from tests.cloud_verifier.engine.tiny import plain_model, target
 
@@ -79,12 +78,6 @@ def test_the_token_table_holds_the_stored_texts_and_pads_to_the_model(folder: Pa
     table = load_target(str(folder)).token_table()
     assert table[:5] == [b"<eos>", "Ġthe".encode(), b"cat", b"<0x0A>", "é".encode()]
     assert table[5:] == [None] * 92
-
-
-def test_all_end_tokens_are_told(folder: Path, tmp_path: Path) -> None:
-    place = copied(folder, tmp_path)
-    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 3]}))
-    assert load_target(str(place), with_tokenizer=False).eos_token_ids == (3, 9)
 
 
 @pytest.mark.parametrize("without", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -161,24 +154,6 @@ def test_a_chat_template_is_told(
 def test_a_chat_template_may_have_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("own {{ messages }}")
     assert chat_of(folder, tmp_path) == ("own {{ messages }}", "", "<eos>")
-
-
-def test_a_loaded_engine_serves_what_it_says(folder: Path) -> None:
-    engine, table = load_engine(str(folder), 64)
-    assert engine.info.num_slots == 64
-    assert table[:3] == (b"<eos>", "Ġthe".encode(), b"cat")
-    assert engine.info.fingerprint == Vocabulary(table).fingerprint
-
-
-def test_a_gpus_weights_are_read_straight_to_it_where_accelerate_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = torch.device("cuda", 1)
-    monkeypatch.setattr(transformers_adapter, "find_spec", lambda name: name == "accelerate")
-    assert transformers_adapter.device_map(gpu) == {"": gpu}
-    assert transformers_adapter.device_map(torch.device("cpu")) is None
-    monkeypatch.setattr(transformers_adapter, "find_spec", lambda name: None)
-    assert transformers_adapter.device_map(gpu) is None
 
 
 def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +24,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.grammar
 
 TARGET = Path(__file__).parents[4] / "lab" / "demo_models" / "target"
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "ids": {"type": "array", "items": {"enum": [1, 22]}, "minItems": 2, "maxItems": 4},
-    },
-    "x-guidance": {"whitespace_flexible": False},  # else small models write blanks for ever
-    "required": ["name", "ids"],
-    "additionalProperties": False,
-}
 
 
 def tokens() -> Tokens:
@@ -127,8 +116,8 @@ def demo() -> TargetModel:
 @pytest.mark.torch
 def test_every_row_of_a_tree_has_the_mask_of_its_own_path(demo: TargetModel) -> None:
     """Also a row that the grammar forbids, whose choice is nobody's."""
-    from cloud_verifier.engine.engine import TorchEngine
-    from cloud_verifier.engine.sampling.host import choice_rows
+    from cloud_verifier.engine.sampling.host_choice import choice_rows
+    from cloud_verifier.engine.torch_engine import TorchEngine
     from tests.cloud_verifier.engine.tiny import Session, Slots, ints
 
     engine = TorchEngine(demo, 64)
@@ -156,7 +145,7 @@ def test_every_row_of_a_tree_has_the_mask_of_its_own_path(demo: TargetModel) -> 
 
 @pytest.mark.torch
 def test_a_step_tells_no_mask_times_of_one_that_failed_before_it(demo: TargetModel) -> None:
-    from cloud_verifier.engine.engine import TorchEngine
+    from cloud_verifier.engine.torch_engine import TorchEngine
     from tests.cloud_verifier.engine.tiny import Session, Slots, ints
 
     engine, slots = TorchEngine(demo, 64), Slots(64)
@@ -169,36 +158,3 @@ def test_a_step_tells_no_mask_times_of_one_that_failed_before_it(demo: TargetMod
         engine.evaluate(StepPlan((item(1, "start: /a/"), item(2, "start: /(/"))))
     result = engine.evaluate(StepPlan((item(3, "start: /a/"),)))
     assert [session for session, _ in result.mask_times] == [3]
-
-
-@pytest.mark.torch
-@pytest.mark.grpc
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 4, "presence_penalty": 0.5, "logit_bias": ((7, 4.0),)}],
-    ids=["greedy", "sampled"],
-)
-async def test_a_text_fits_its_schema_with_drafts_and_without(
-    demo: TargetModel, changes: dict[str, float]
-) -> None:
-    from cloud_verifier.engine.engine import TorchEngine
-    from common.grammar import json_schema_grammar
-    from common.vocabulary import Vocabulary
-    from tests.support.served import written
-
-    table = tuple(demo.token_table())
-    engine = TorchEngine(demo, 1024, fingerprint=Vocabulary(table).fingerprint)
-    grammar = json_schema_grammar(SCHEMA)
-    sampling = replace(SamplingParams(max_tokens=160, grammar=grammar), **changes)  # type: ignore[arg-type]
-    prompt = demo.tokenize('{"name": "a", "ids": []}\n' * 3)
-    plain, num_rows = await written(engine, table, prompt, sampling, guesses=False)
-    assert num_rows == len(plain)
-    guessed, num_rows = await written(engine, table, prompt, sampling, guesses=True)
-    assert guessed == plain
-    assert num_rows > len(plain), "no draft was looked at"
-    text = str(demo._words.decode(plain[:-1]))
-    assert plain[-1] == 0, f"the text ended by itself: {text!r}"
-    found = json.loads(text)
-    assert set(found) == {"name", "ids"}
-    assert len(found["name"]) <= 12
-    assert 2 <= len(found["ids"]) <= 4

@@ -1,0 +1,290 @@
+"""Small heads on the target, trained for it, and their files.
+
+A file holds only what is new: embeddings, final norm and output head are the target's. Its metadata name the
+target by vocabulary, width and number of layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch._library.effects import EffectType
+from torch.nn import functional
+from transformers.modeling_layers import MtpModel
+
+from cloud_verifier.engine.attention.backend import running_step
+from cloud_verifier.engine.drafting.draft_model import MOST_LEVELS, Drafted, DraftRows
+from cloud_verifier.engine.model.checkpoint import loading
+from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetModel
+from common.errors import UserError
+
+FORMAT = "forerun heads 1"
+NORM_EPS = 1e-6
+
+MAX_DEPTH = 64
+"""Levels of one file's heads. No draft uses more than `MOST_LEVELS`, and Medusa's take memory for each."""
+
+
+def keep_features(target: TargetModel) -> None:
+    """Keep the target's last hidden state of each row at its slot, from now on."""
+
+    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        write_features(output[0][0])
+
+    target.decoder.register_forward_hook(keep)
+
+
+def write_features(features: Tensor) -> None:
+    """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
+    if torch.compiler.is_compiling():
+        _write_compiled(features)
+    elif (step := running_step()) is not None:
+        step.kv.write_features(step.slots, features)
+
+
+@torch.library.custom_op("forerun::write_features", mutates_args=())
+def _write_compiled(features: Tensor) -> None:
+    """Call `write_features` from a compiled graph."""
+    write_features(features)
+
+
+@_write_compiled.register_fake
+def _write_nothing(_features: Tensor) -> None:
+    """Stand in for `_write_compiled` while a graph is traced."""
+
+
+_write_compiled.register_effect(EffectType.ORDERED)  # or a compiler drops the call: it has no result
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionParts:
+    """Holds the modules of a multi-token prediction module that a checkpoint brings."""
+
+    embedding_norm: nn.Module
+    feature_norm: nn.Module
+    joined: nn.Module  # [.., 2H] -> [.., H]
+    layer: nn.Module
+    final_norm: nn.Module
+    features_first: bool  # the order of what is joined
+
+
+def prediction_parts(target: TargetModel) -> PredictionParts:
+    """Load the first multi-token prediction module of the target's folder or hub id, by transformers' own
+    classes. Raises `UserError` if there is none, or none that transformers knows."""
+    text = target.text_config
+    if not getattr(text, "num_mtp_layers", None):
+        raise UserError(
+            f"--drafter mtp is not possible: '{target.name}' names no multi-token prediction module"
+        )
+    whole: Any = target.module
+    module: Any = loading(target.name, lambda: MtpModel.from_pretrained(whole))
+    kinds = [getattr(config, "layer_types", None) or [""] for config in (module.config, text)]
+    if kinds[0][0] != kinds[1][0]:
+        raise UserError(
+            f"--drafter mtp is not possible: the module of '{target.name}' has {kinds[0][0]}, unlike the "
+            "model's first layer; train heads with `forerun heads train`"
+        )
+    module.set_attn_implementation(ATTENTION)
+    first = module.layers[0]
+    final_norm = module.shared_post_norm if module.use_shared_post_norm else first.post_norm
+    return PredictionParts(
+        first.enorm,
+        first.hnorm,
+        first.eh_proj,
+        first.mtp_block,
+        nn.Identity() if final_norm is None else final_norm,
+        features_first=bool(getattr(module.config, "mtp_hidden_states_first", False)),
+    )
+
+
+def checkpoint_head(_source: str, target: TargetModel, _fingerprint: bytes) -> RecurrentHead:
+    """Return the multi-token prediction module of the target's own checkpoint, which is run once per level.
+    Raises `UserError` if it has none."""
+    parts = prediction_parts(target)
+    keep_features(target)
+    return RecurrentHead(target, MOST_LEVELS, parts).eval().requires_grad_(False)
+
+
+def _new_layer(target: TargetModel) -> nn.Module:
+    """Make another decoder layer like the target's first, with the weights of the last one where these fit,
+    else random ones."""
+    kind: Any = type(target.layers[0])
+    layer: nn.Module = kind(target.text_config, layer_idx=0)
+    weights, own = target.layers[-1].state_dict(), layer.state_dict()
+    if {name: each.shape for name, each in weights.items()} == {
+        name: each.shape for name, each in own.items()
+    }:
+        layer.load_state_dict(weights)
+    return layer.to(target.device, target.dtype).eval()
+
+
+class RecurrentHead(nn.Module):
+    """One more decoder layer of the target's own class, fed with a token and the hidden state before it.
+
+    This is the form of EAGLE (Li et al. 2024, arXiv 2401.15077) and of multi-token prediction modules
+    (DeepSeek-V3, 2.2): both inputs are normed, joined and projected to the target's width. The layer's
+    output, after a final norm, stands for the target's hidden state one level below. The target's
+    embeddings and head are shared, and its final norm, unless there are parts of a checkpoint.
+    """
+
+    kind = "recurrent"
+    first_position = 1
+    has_own_kv = True
+
+    def __init__(self, target: TargetModel, depth: int, parts: PredictionParts | None = None) -> None:
+        super().__init__()
+        width = target.hidden_size
+        self.depth = depth
+        if parts is None:
+            self.embedding_norm: nn.Module = nn.RMSNorm(width, eps=NORM_EPS)
+            self.feature_norm: nn.Module = nn.RMSNorm(width, eps=NORM_EPS)
+            self.joined: nn.Module = nn.Linear(2 * width, width, bias=False)
+            self.layer = _new_layer(target)
+            self._target = target.with_layers([self.layer])
+        else:
+            self.embedding_norm, self.feature_norm = parts.embedding_norm, parts.feature_norm
+            self.joined, self.layer = parts.joined, parts.layer
+            self._target = target.with_layers([self.layer], parts.final_norm)
+        self._features_first = parts is not None and parts.features_first
+        self.to(target.device, target.dtype)
+        self._hidden = torch.empty(0)  # the last output of the layer, normed
+        self._target.decoder.register_forward_hook(self._note)
+
+    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0]
+
+    def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
+        parts = [self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)]
+        joined: Tensor = self.joined(torch.cat(parts[::-1] if self._features_first else parts, dim=-1))
+        return joined
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        assert rows.features is not None
+        inputs = self.joined_inputs(rows.tokens, rows.features)
+        logits = self._target.forward(inputs[None], rows.positions[None], rows.outputs, embedded=True)
+        return Drafted(logits, self._hidden[0].index_select(0, rows.outputs))
+
+    def read(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        inputs = self.joined_inputs(tokens, features)
+        self._target.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False)
+        return self._hidden
+
+
+class MedusaHeads(nn.Module):
+    """One head for each level, on the target's last hidden state alone (Medusa: Cai et al. 2024, arXiv
+    2401.10774; Stern et al. 2018).
+
+    Head k is a residual block before the target's head; it says which token comes k places behind the tip,
+    whatever lies between. So the nodes of a level have the same candidates, under the same noise.
+    """
+
+    kind = "medusa"
+    first_position = 1
+    has_own_kv = False
+
+    def __init__(self, target: TargetModel, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        width = target.hidden_size
+        self.weights = nn.Parameter(torch.zeros(depth, width, width))
+        self.biases = nn.Parameter(torch.zeros(depth, width))
+        self.to(target.device, target.dtype)
+        self._head = target.head
+
+    def state_below(self, features: Tensor, level: int) -> Tensor:
+        """Return what stands for the hidden state `level` rows below, [..., H]."""
+        inner = functional.linear(features, self.weights[level - 1], self.biases[level - 1])
+        return features + functional.silu(inner)
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        assert rows.features is not None
+        features = rows.features.index_select(0, rows.outputs)
+        return Drafted(self._head(self.state_below(features, rows.level)), features)
+
+
+Heads = RecurrentHead | MedusaHeads
+KINDS: dict[str, type[Heads]] = {each.kind: each for each in (RecurrentHead, MedusaHeads)}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsLabel:
+    """Holds a file's metadata: what the heads are, and the target that they were trained for."""
+
+    kind: str
+    depth: int  # levels that they were trained for
+    vocabulary: str  # fingerprint of the target's token table, hex
+    hidden_size: int
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise UserError(f"the depth of heads is {self.depth}; it must be from 1 to {MAX_DEPTH}")
+
+    @classmethod
+    def of(cls, kind: str, depth: int, target: TargetModel, fingerprint: bytes) -> HeadsLabel:
+        return cls(kind, depth, fingerprint.hex(), target.hidden_size, target.num_layers)
+
+
+def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
+    """Write a file of heads in bfloat16, whole or not at all."""
+    weights = {name: tensor.detach().bfloat16().contiguous() for name, tensor in heads.state_dict().items()}
+    told = {name: str(value) for name, value in asdict(label).items()}
+    partial = path.with_name(path.name + ".part")
+    save_file(weights, partial, {"format": FORMAT, **told})
+    partial.replace(path)
+
+
+def load_heads(source: str | Path, target: TargetModel, fingerprint: bytes) -> Heads:
+    """Load heads of `forerun heads train` for this target. Raises `UserError` if they are of another one."""
+    path = Path(source).expanduser()
+    try:
+        with safe_open(path, "pt") as file:
+            label = _label(path, file.metadata() or {})
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--drafter {path} cannot be read: {error}") from error
+    for name, ours in asdict(HeadsLabel.of(label.kind, label.depth, target, fingerprint)).items():
+        theirs = getattr(label, name)
+        if theirs != ours:
+            raise UserError(
+                f"--drafter {path} was trained for another target: its {name} is {theirs}, and that of "
+                f"'{target.name}' is {ours}; train heads with `forerun heads train --model {target.name}`"
+            )
+    keep_features(target)
+    heads = KINDS[label.kind](target, label.depth)
+    wrong = [
+        name
+        for name, own in heads.state_dict().items()
+        if name not in weights or weights[name].shape != own.shape
+    ]
+    if wrong or len(weights) != len(heads.state_dict()):
+        raise UserError(
+            f"--drafter {path} does not hold the weights of its {label.kind} heads of depth {label.depth}: "
+            f"{wrong[0] if wrong else 'there are others'}; train or download the file anew"
+        )
+    heads.load_state_dict(weights)
+    return heads.eval().requires_grad_(False)
+
+
+def _label(path: Path, told: dict[str, str]) -> HeadsLabel:
+    with contextlib.suppress(KeyError, ValueError):
+        label = HeadsLabel(
+            told["kind"],
+            int(told["depth"]),
+            told["vocabulary"],
+            int(told["hidden_size"]),
+            int(told["num_layers"]),
+        )
+        if told.get("format") == FORMAT and label.kind in KINDS:
+            return label
+    raise UserError(f"--drafter {path} is no file of `forerun heads train`, or of another version")
