@@ -70,12 +70,12 @@ class Parser(argparse.ArgumentParser):
         if self.get_default("arguments") is None:
             return super().parse_known_args(self._given, namespace)
         own = [*takewhile(lambda each: each != "--", self._given)]
-        found, unknown = super().parse_known_args(own, namespace)
+        parsed, unknown = super().parse_known_args(own, namespace)
         if unknown:
             words = _about_option(unknown, _options(self)) or f"{unknown[0]!r} is unknown"
             self.exit(2, f"{self.prog}: {words}; words for the other program go after --\n")
-        found.arguments = self._given[len(own) + 1 :]
-        return found, unknown
+        parsed.arguments = self._given[len(own) + 1 :]
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
         words = _about_option(self._given, _options(self)) or _about_choice(message) or message
@@ -93,11 +93,11 @@ def _about_option(given: Iterable[str], known: Iterable[str]) -> str:
 
 def _about_choice(message: str) -> str:
     """Describe an unknown command or value by argparse's message; empty for other messages."""
-    found = re.fullmatch(r"(?:argument .*: )?invalid choice: '(.*)' \(choose from (.*)\)", message)
-    if found is None:
+    match = re.fullmatch(r"(?:argument .*: )?invalid choice: '(.*)' \(choose from (.*)\)", message)
+    if match is None:
         return ""
-    choices = re.findall(r"[\w./:-]+", found[2])
-    return f"{found[1]!r} is unknown{_meant(found[1], choices) or '; choose one of ' + ', '.join(choices)}"
+    choices = re.findall(r"[\w./:-]+", match[2])
+    return f"{match[1]!r} is unknown{_meant(match[1], choices) or '; choose one of ' + ', '.join(choices)}"
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
@@ -107,12 +107,12 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 def _options(parser: argparse.ArgumentParser) -> set[str]:
     """Return the options of a command and its subcommands."""
-    found = set[str]()
+    names = set[str]()
     for action in parser._actions:
-        found.update(action.option_strings)
+        names.update(action.option_strings)
         if isinstance(action, argparse._SubParsersAction):
-            found.update(*(_options(each) for each in action.choices.values()))
-    return found
+            names.update(*(_options(each) for each in action.choices.values()))
+    return names
 
 
 def own_version() -> str:

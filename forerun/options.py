@@ -116,13 +116,13 @@ def _add_field(
 
 def read_fields(options: argparse.Namespace, settings: type[Settings]) -> Settings:
     """Make the settings of a command from its parsed options."""
-    found = {
+    values = {
         each.name: getattr(options, each.name)
         for each in fields(settings)  # type: ignore[arg-type]  # a dataclass
         if METADATA in each.metadata
     }
-    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    return settings(**{**found, **lists})
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return settings(**{**values, **lists})
 
 
 # Sampling --------------------------------------------------------------------------------------------------
@@ -258,10 +258,10 @@ def read_prompt(prompt: str | None, file: str | None = None) -> str:
 
 def split_address(option: str, address: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port. Raise `UserError` that names the option."""
-    found = host_and_port(address)
-    if found is None:
+    place = host_and_port(address)
+    if place is None:
         raise UserError(f"{option} is {address!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
-    return found[0].strip("[]"), found[1]
+    return place[0].strip("[]"), place[1]
 
 
 def check_free(option: str, address: str) -> None:
@@ -317,12 +317,12 @@ def files_read(config: Path | None, paths: EdgePaths) -> list[Path]:
 
 def given_flags(options: argparse.Namespace) -> str:
     """Return the given settings and configuration file as JSON, with absolute paths for another process."""
-    found = dict(flags_from(options, SCHEMA))
-    for name, value in found.items():
+    flags = dict(flags_from(options, SCHEMA))
+    for name, value in flags.items():
         if SCHEMA.by_name[name].setting.is_path and isinstance(value, str) and Path(value).exists():
-            found[name] = str(Path(value).absolute())
+            flags[name] = str(Path(value).absolute())
     config: Path | None = options.config
-    return json.dumps({"flags": found, "config": None if config is None else str(config.absolute())})
+    return json.dumps({"flags": flags, "config": None if config is None else str(config.absolute())})
 
 
 def as_the_daemon(options: argparse.Namespace, paths: EdgePaths) -> Loaded[EdgeConfig]:

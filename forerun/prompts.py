@@ -42,11 +42,11 @@ def some_of(texts: Sequence[str], count: int) -> list[str]:
 
 def _entries(path: Path, text: str) -> list[Any]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError:
         lines = enumerate(text.split("\n"), 1)  # JSON may hold U+2028, which splitlines would cut at
         return [_parsed(f"{path}, line {number}", line) for number, line in lines if line.strip()]
-    return found if isinstance(found, list) else [found]
+    return content if isinstance(content, list) else [content]
 
 
 def _parsed(where: str, line: str) -> Any:

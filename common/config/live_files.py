@@ -51,10 +51,10 @@ class LiveFiles(Generic[Value]):
     def refresh(self) -> bool:
         """Read files that were replaced since the last look, and tell whether the value is a new one."""
         with self._lock:
-            found = _mark(self._paths)
-            if found == self._mark:
+            mark = _mark(self._paths)
+            if mark == self._mark:
                 return False
-            self._mark = found  # an unusable file is reported once, not at each look
+            self._mark = mark  # an unusable file is reported once, not at each look
             try:
                 self._mark, self._value = self._read_whole()
             except UserError as error:
@@ -78,12 +78,12 @@ def read_bytes(path: Path, what: str, limit: int = MAX_BYTES) -> bytes:
     """Read a file. Raises `UserError` if it cannot be read or holds more than `limit` bytes."""
     try:
         with path.open("rb") as file:
-            found = file.read(limit + 1)
+            data = file.read(limit + 1)
     except OSError as error:
         raise UserError(f"{what} {path} cannot be read: {error.strerror or error}") from error
-    if len(found) > limit:
+    if len(data) > limit:
         raise UserError(f"{what} {path} is larger than {limit} bytes; it is another kind of file")
-    return found
+    return data
 
 
 def _mark(paths: Sequence[Path]) -> Mark:
@@ -93,7 +93,7 @@ def _mark(paths: Sequence[Path]) -> Mark:
 
 def _mark_of(path: Path) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         return (error.errno or -1,)
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

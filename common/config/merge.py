@@ -114,18 +114,18 @@ def _apart(
     if schema.variants not in values or not schema.variants:
         return values, {}
     rest = dict(values)
-    found = rest.pop(schema.variants)
-    if not isinstance(found, Mapping):
+    variants = rest.pop(schema.variants)
+    if not isinstance(variants, Mapping):
         words = f"{schema.variants!r} must hold tables: write [{schema.variants}.NAME]"
         raise UserError(f"{origin_of(schema.variants, '')}: {words}")
-    for name, table in found.items():
+    for name, table in variants.items():
         prefix = f"{schema.variants}.{name}"
         if not VARIANT.fullmatch(name):
             words = "its name must be letters, digits, '_' and '-', 64 at most"
             raise UserError(f"{origin_of(prefix, '')}: [{prefix[:LONGEST_NAME]}]: {words}")
         if not isinstance(table, Mapping):
             raise UserError(f"{origin_of(prefix, '')}: {prefix!r} must be a table: write [{prefix}]")
-    return rest, found
+    return rest, variants
 
 
 def _of_fleet(schema: Schema[Config], values: Mapping[str, object]) -> Layer:
@@ -205,14 +205,14 @@ def _is_variant(schema: Schema[Any], name: str) -> bool:
 def _section(schema: Schema[Any], name: str, merged: Layer, prefix: str = "") -> Any:
     """Build a section, of the variant with this prefix if there is one."""
 
-    def found(key: str) -> tuple[Value, Origin]:
+    def value_of(key: str) -> tuple[Value, Origin]:
         return merged.get(f"{prefix}{name}.{key}") or merged[f"{name}.{key}"]
 
-    values = {entry.field: _at_home(entry, found(entry.key)[0]) for entry in schema.of(name)}
+    values = {entry.field: _at_home(entry, value_of(entry.key)[0]) for entry in schema.of(name)}
     try:
         return schema.sections[name](**values)
     except InvalidValue as error:
-        raise UserError(f"{found(error.key)[1]}: {prefix}{name}.{error}") from error
+        raise UserError(f"{value_of(error.key)[1]}: {prefix}{name}.{error}") from error
     except UserError as error:
         raise (UserError(f"[{prefix}{name}]: {error}") if prefix else error) from error
 
@@ -228,15 +228,15 @@ def _beside(file: Path, entry: Entry, value: Value) -> Value:
     """Resolve a relative path in a file against the file's folder."""
     if not entry.setting.is_path or not value or "://" in str(value) or str(value).startswith("~"):
         return value
-    found: Value = entry.kind(file.absolute().parent / str(value))
-    return found
+    path: Value = entry.kind(file.absolute().parent / str(value))
+    return path
 
 
 def _at_home(entry: Entry, value: Value) -> Value:
     if not entry.setting.is_path or not str(value).startswith("~"):
         return value
-    found: Value = entry.kind(os.path.expanduser(str(value)))
-    return found
+    path: Value = entry.kind(os.path.expanduser(str(value)))
+    return path
 
 
 def _known(entries: Mapping[str, Entry], origin: Origin, section: str, key: str) -> Entry:
@@ -303,8 +303,8 @@ def line_of(text: str, section: str, key: str = "") -> int:
             current = header[1]
             if current == section and not key:
                 return number
-        elif found := KEY.match(line):
-            path = f"{current}.{found[1]}".removeprefix(".")
+        elif match := KEY.match(line):
+            path = f"{current}.{match[1]}".removeprefix(".")
             if path == f"{section}.{key}" if key else f"{path}.".startswith(f"{section}."):
                 return number
     return 0

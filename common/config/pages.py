@@ -141,16 +141,16 @@ def as_json(schema: Schema[Config], loaded: Loaded[Config], *, origins: bool) ->
     """
 
     def told(entries: Iterable[Entry], config: Any) -> dict[str, dict[str, Any]]:
-        found = dict[str, dict[str, Any]]()
+        sections = dict[str, dict[str, Any]]()
         for entry in entries:
             value, origin = _value(config, entry), loaded.origins[entry.name]
             one = {"value": value, "layer": origin.layer, "place": origin.place} if origins else value
-            found.setdefault(entry.section.rpartition(".")[2], {})[entry.key] = one
-        return found
+            sections.setdefault(entry.section.rpartition(".")[2], {})[entry.key] = one
+        return sections
 
     variants = _variants(schema, loaded)
-    found = {name: told(_own(schema, loaded, name), config) for name, config in variants.items()}
-    return told(schema.entries, loaded.config) | ({schema.variants: found} if found else {})
+    variants_told = {name: told(_own(schema, loaded, name), config) for name, config in variants.items()}
+    return told(schema.entries, loaded.config) | ({schema.variants: variants_told} if variants_told else {})
 
 
 def _variants(schema: Schema[Config], loaded: Loaded[Config]) -> Mapping[str, Config]:

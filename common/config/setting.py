@@ -106,13 +106,13 @@ def entries_of(section: type[Any]) -> tuple[Entry, ...]:
     return tuple(_entry(each, kinds[each.name]) for each in fields(section) if METADATA in each.metadata)
 
 
-def _entry(found: Field[Any], annotation: Any) -> Entry:
+def _entry(declared: Field[Any], annotation: Any) -> Entry:
     if get_origin(annotation) is tuple:
         kind: type[Any] = tuple
     else:  # of `int | None` the first
         kind = (get_args(annotation) or (annotation,))[0]
-    default: Value = found.default  # type: ignore[assignment]  # typed as the field's own
-    return Entry(found.name, kind, default, found.metadata[METADATA])
+    default: Value = declared.default  # type: ignore[assignment]  # typed as the field's own
+    return Entry(declared.name, kind, default, declared.metadata[METADATA])
 
 
 # Sections --------------------------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ def from_data(entry: Entry, value: object) -> Value:
     elif entry.kind is tuple and _holds_texts(value):
         return tuple(value)
     elif isinstance(value, str if entry.kind is Path else entry.kind):
-        found: Value = entry.kind(value)
-        return found
+        parsed: Value = entry.kind(value)
+        return parsed
     raise UserError(f"{entry.name} is {shown(value)}; it must be {entry.allowed}")
 
 
@@ -265,10 +265,10 @@ def from_text(entry: Entry, text: str) -> Value:
     if entry.kind is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
-        found: Value = _truth(text) if entry.kind is bool else entry.kind(text)
+        parsed: Value = _truth(text) if entry.kind is bool else entry.kind(text)
     except ValueError as error:
         raise UserError(f"{entry.name} is {shown(text)}; it must be {entry.allowed}") from error
-    return found
+    return parsed
 
 
 def as_toml(value: Value) -> str:

@@ -255,17 +255,17 @@ def ms_per_token(figures: Figures) -> float | None:
 
 
 def _steps_and_shares(figures: Figures) -> list[str]:
-    found = list[str]()
+    parts = list[str]()
     if length := _number(figures, "acceptance_length"):
-        found.append(f"{length:.2f} tokens per target step")
+        parts.append(f"{length:.2f} tokens per target step")
     count, proposed = _number(figures, "tokens"), _number(figures, "proposed")
     if count and proposed:
         accepted = _number(figures, "accepted")
         share = 100 * accepted / count
-        found.append(f"{share:.0f} % of the text drafted here ({accepted:.0f} of {proposed:.0f} guesses)")
-    return found
+        parts.append(f"{share:.0f} % of the text drafted here ({accepted:.0f} of {proposed:.0f} guesses)")
+    return parts
 
 
 def _number(figures: Figures, name: str) -> float:
-    found = figures.get(name)
-    return float(found) if isinstance(found, int | float) else 0.0
+    value = figures.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

@@ -224,13 +224,13 @@ class Overlap:
 
 def _last(spans: tuple[TextSpan, ...], length: int) -> tuple[TextSpan, ...]:
     """Return the last `length` characters of `spans`."""
-    found = list[TextSpan]()
+    kept = list[TextSpan]()
     for span in reversed(spans):
         if length <= 0:
             break
-        found.append(replace(span, text=span.text[-length:]))
+        kept.append(replace(span, text=span.text[-length:]))
         length -= len(span.text)
-    return tuple(reversed(found))
+    return tuple(reversed(kept))
 
 
 def _begun(events: Iterator[ServerEvent]) -> Iterator[ServerEvent] | None:

@@ -36,11 +36,11 @@ class Conversation:
 
     def messages(self, question: str | None = None) -> list[Json]:
         """Return the turns and a further question in the API's form."""
-        found = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns:
-            found.append({"role": "user", "content": turn.question})
-            found.append({"role": "assistant", "content": turn.answer})
-        return found if question is None else [*found, {"role": "user", "content": question}]
+            messages.append({"role": "user", "content": turn.question})
+            messages.append({"role": "assistant", "content": turn.answer})
+        return messages if question is None else [*messages, {"role": "user", "content": question}]
 
 
 class Talk:

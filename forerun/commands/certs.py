@@ -136,10 +136,10 @@ def _pair(stem: Path, pair: Any) -> dict[Path, tuple[bytes, bool]]:
 
 def _words(name: str, given: str) -> Sequence[str]:
     """Split a list at its commas. Raise `UserError` for an empty or a repeated word."""
-    found = [each.strip() for each in given.split(",")]
-    if not all(found) or len(set(found)) < len(found):
+    parts = [each.strip() for each in given.split(",")]
+    if not all(parts) or len(set(parts)) < len(parts):
         raise UserError(f"{name} is {given!r}; it must be different names, separated by commas")
-    return found
+    return parts
 
 
 def _check_label(name: str, value: str) -> None:

@@ -70,11 +70,11 @@ async def compare(
     """
     own = {HEADS_ALONE: "off", FORERUN: policy} if guessing is not None else NO_POLICIES
     policies = {SERVER_STREAMING: "off"} | ({} if own else {FORERUN: policy})
-    found = await measure(rig, prompts, sampling, policies, Search(), progress, guessing, own)
-    references = [run["text"] for run in found.runs[SERVER_STREAMING]]
-    order = [name for name in (SERVER_STREAMING, SYNC_BEST, HEADS_ALONE, FORERUN) if name in found.runs]
-    schemes = {name: figures(found.runs[name], references) for name in order}
-    return SchemeComparison(schemes, found.best_block, found.blocks)
+    result = await measure(rig, prompts, sampling, policies, Search(), progress, guessing, own)
+    references = [run["text"] for run in result.runs[SERVER_STREAMING]]
+    order = [name for name in (SERVER_STREAMING, SYNC_BEST, HEADS_ALONE, FORERUN) if name in result.runs]
+    schemes = {name: figures(result.runs[name], references) for name in order}
+    return SchemeComparison(schemes, result.best_block, result.blocks)
 
 
 async def measure(
@@ -125,15 +125,15 @@ async def try_blocks(
 
     The longest come first because short blocks are by far the slowest on a long link.
     """
-    found: dict[int, float] = {}
+    paces: dict[int, float] = {}
     slower = 0
     for block in sorted(set(blocks), reverse=True):
-        best = min(found.values(), default=float("inf"))
-        found[block] = await attempt(block)
-        slower = 0 if found[block] < best else slower + 1
+        best = min(paces.values(), default=float("inf"))
+        paces[block] = await attempt(block)
+        slower = 0 if paces[block] < best else slower + 1
         if slower >= patience:
             break
-    return dict(sorted(found.items()))
+    return dict(sorted(paces.items()))
 
 
 async def _search(

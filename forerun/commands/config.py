@@ -71,11 +71,11 @@ def add_actions(actions: Any) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    found = loaded(options, places(options))
+    config = loaded(options, places(options))
     if options.json:
-        print(json.dumps(as_json(SCHEMA, found, origins=options.origin), indent=1))
+        print(json.dumps(as_json(SCHEMA, config, origins=options.origin), indent=1))
     else:
-        print(as_toml_file(SCHEMA, found, origins=options.origin), end="")
+        print(as_toml_file(SCHEMA, config, origins=options.origin), end="")
     return 0
 
 
@@ -112,10 +112,10 @@ def _init(options: InitOptions) -> int:
 
 def _check(options: ConfigCheckOptions) -> int:
     """Check the file alone, so that neither the environment nor other files hide its errors."""
-    found = load_config({}, {}, [options.file])
-    count = sum(origin.layer == "file" for origin in found.origins.values())
+    config = load_config({}, {}, [options.file])
+    count = sum(origin.layer == "file" for origin in config.origins.values())
     if options.json:
         print(json.dumps({"file": str(options.file), "ok": True, "settings": count}))
     else:
-        print(f"{options.file} is right; it sets {count} of {len(found.origins)} settings")
+        print(f"{options.file} is right; it sets {count} of {len(config.origins)} settings")
     return 0

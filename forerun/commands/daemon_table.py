@@ -118,14 +118,14 @@ def look(client: LocalClient, now: float) -> DaemonLook:
 def paces(now: DaemonLook, before: DaemonLook | None) -> dict[str, float]:
     """Return tokens per second by id: between two looks, or since the text began."""
     old = {each["id"]: _number(each, "tokens") for each in before.texts} if before is not None else {}
-    found = dict[str, float]()
+    rates = dict[str, float]()
     for each in now.texts:
         count, name = _number(each, "tokens"), str(each["id"])
         if before is not None and name in old and now.at > before.at:
-            found[name] = (count - old[name]) / (now.at - before.at)
+            rates[name] = (count - old[name]) / (now.at - before.at)
         else:
-            found[name] = count / max(_number(each, "elapsed_ms") / 1e3, 1e-6)
-    return found
+            rates[name] = count / max(_number(each, "elapsed_ms") / 1e3, 1e-6)
+    return rates
 
 
 def as_json(now: DaemonLook, before: DaemonLook | None = None) -> dict[str, Any]:
@@ -179,16 +179,16 @@ def screen(now: DaemonLook, before: DaemonLook | None = None, *, sort: str = "pa
 
 
 def _number(each: Json, name: str) -> float:
-    found = each.get(name)
-    return float(found) if isinstance(found, int | float) else 0.0
+    value = each.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _known(each: Json, name: str, digits: int) -> str:
     """Format a number, or "-" for 0, which the daemon reports for unmeasured values."""
-    found = _number(each, name)
-    return f"{found:.{digits}f}" if found else "-"
+    number = _number(each, name)
+    return f"{number:.{digits}f}" if number else "-"
 
 
 def _share(each: Json, part: str, whole: str) -> str:
-    found = _number(each, whole)
-    return f"{100 * _number(each, part) / found:.0f}%" if found else "-"
+    total = _number(each, whole)
+    return f"{100 * _number(each, part) / total:.0f}%" if total else "-"

@@ -215,8 +215,8 @@ def _as_json(
     settings = {key: value for key, value in vars(options).items() if key not in ("prompt", "json")}
     return {
         "settings": {**settings, "prompts": len(prompts), "sync_best_block": comparison.best_block},
-        "schemes": {name: as_json(found) for name, found in comparison.schemes.items()},
-        "sync_search_ms_per_token": {str(k): round(found, 3) for k, found in comparison.blocks.items()},
+        "schemes": {name: as_json(figures) for name, figures in comparison.schemes.items()},
+        "sync_search_ms_per_token": {str(k): round(pace, 3) for k, pace in comparison.blocks.items()},
         **{
             f"speedup_over_{name}": round(comparison.speedup(name), 3)
             for name in comparison.schemes

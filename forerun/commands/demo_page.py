@@ -71,13 +71,13 @@ def read_link(body: bytes, now: DemoLinkState) -> DemoLinkState:
     if not isinstance(given, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     fields = Fields(given)
-    found = DemoLinkState(
+    state = DemoLinkState(
         rtt_ms=fields.number("rtt_ms", now.rtt_ms, 0.0, MAX_RTT_MS),
         jitter_ms=fields.number("jitter_ms", now.jitter_ms, 0.0, MAX_RTT_MS),
         down=fields.flag("down", now.down),
     )
     fields.refuse_rest()
-    return found
+    return state
 
 
 @dataclass

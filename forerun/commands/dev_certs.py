@@ -66,8 +66,8 @@ class Authority:
 
     def client(self, uris: Sequence[str], end: datetime.datetime | None = None) -> KeyPair:
         """Issue an edge's certificate. `uris` identify the edge."""
-        found = [x509.UniformResourceIdentifier(uri) for uri in uris]
-        return self._issue(found, ExtendedKeyUsageOID.CLIENT_AUTH, end)
+        names = [x509.UniformResourceIdentifier(uri) for uri in uris]
+        return self._issue(names, ExtendedKeyUsageOID.CLIENT_AUTH, end)
 
     def _issue(
         self, names: Sequence[x509.GeneralName], use: x509.ObjectIdentifier, end: datetime.datetime | None
@@ -127,14 +127,14 @@ class TokenKey:
 
     def _private(self) -> ed25519.Ed25519PrivateKey:
         try:
-            found = serialization.load_pem_private_key(self.pem, None)
+            key = serialization.load_pem_private_key(self.pem, None)
         except (ValueError, TypeError) as error:
             raise UserError(
                 "the key is no private key in PEM; `forerun certs dev` makes one for tokens"
             ) from error
-        if not isinstance(found, ed25519.Ed25519PrivateKey):
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise UserError("the key is not of the kind Ed25519; `forerun certs dev` makes one for tokens")
-        return found
+        return key
 
 
 def spiffe_id(domain: str, tenant: str, device: str) -> str:

@@ -70,17 +70,17 @@ def run(parsed: argparse.Namespace) -> int:
     rtt, step, draft = (None if each is None else each / 1e3 for each in times)
     given = MeasuredPair(rtt, step, draft, options.acceptance)
     config = as_the_daemon(parsed, options.paths).config
-    painter, found = Painter(sys.stdout), list[Finding]()
+    painter, findings = Painter(sys.stdout), list[Finding]()
     # In a log, lines of progress would only repeat the findings.
     progress = note if ProgressBar(sys.stderr).is_live else lambda text: None
     for finding in examine(config, options.paths, given, progress):
-        found.append(finding)
+        findings.append(finding)
         if not options.json:
             colour = COLOURS[finding.level.value]
             line = finding.line
             print(f"{colour}{line[:4]}{RESET}{line[4:]}" if painter.colour else line, flush=True)
-    failed = any(each.level is Level.FAIL for each in found)
+    failed = any(each.level is Level.FAIL for each in findings)
     if options.json:
-        told = [{**asdict(each), "level": each.level.value} for each in found]
+        told = [{**asdict(each), "level": each.level.value} for each in findings]
         print(json.dumps({"ok": not failed, "findings": told}, indent=1))
     return 1 if failed else 0

@@ -72,7 +72,7 @@ def _run(options: IndexOptions) -> int:
         path.unlink()
         print(json.dumps({"name": options.remove, "removed": True}) if options.json else f"{path} is removed")
         return 0
-    wanted = _given(options, folder) or {path: found.roots for path, found in _all(folder)}
+    wanted = _given(options, folder) or {path: index.roots for path, index in _all(folder)}
     if not wanted:
         raise UserError("there is no index to update; name a folder or file to index")
     from common.llama.load_trial import ModelTrials
@@ -120,14 +120,14 @@ def _all(folder: Path) -> Iterator[tuple[Path, Datastore]]:
             print(f"forerun: {error}", file=sys.stderr)
 
 
-def _about(path: Path, found: Datastore) -> dict[str, Any]:
+def _about(path: Path, store: Datastore) -> dict[str, Any]:
     return {
         "name": path.stem,
         "path": str(path),
-        "roots": list(found.roots),
-        "files": found.num_files,
-        "tokens": len(found.index),
-        "bytes": found.size,
+        "roots": list(store.roots),
+        "files": store.num_files,
+        "tokens": len(store.index),
+        "bytes": store.size,
     }
 
 
@@ -138,10 +138,10 @@ def _in_words(told: dict[str, Any]) -> str:
 
 
 def _list(options: IndexOptions, folder: Path) -> int:
-    found = [_about(*each) for each in _all(folder)]
+    indexes = [_about(*each) for each in _all(folder)]
     if options.json:
-        print(json.dumps(found, indent=1))
-    elif found:
+        print(json.dumps(indexes, indent=1))
+    elif indexes:
         rows = [
             (
                 each["name"],
@@ -150,7 +150,7 @@ def _list(options: IndexOptions, folder: Path) -> int:
                 f"{each['bytes'] / 1e6:.1f}",
                 *each["roots"][:1],
             )
-            for each in found
+            for each in indexes
         ]
         print("\n".join(table(("name", "files", "tokens", "MB", "of"), rows, left=("name", "of"))))
     else:

@@ -189,8 +189,8 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     record = daemon_file.read(options.paths.daemon)
     if record is None:
         raise UnavailableError("no edge daemon is running; start one with: forerun edge")
-    agent, found = AGENTS[options.agent], shutil.which(options.agent)
-    if found is None and not options.shown:
+    agent, program = AGENTS[options.agent], shutil.which(options.agent)
+    if program is None and not options.shown:
         raise UserError(f"{options.agent} is not installed; install it with: {agent.install}")
     to = _connection(record, options.model)
     if hindrances := _hindrances(record, to, options.agent):
@@ -200,10 +200,10 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
             note(words)
     start = agent.start(to)
     command = [options.agent, *start.options, *arguments]
-    if found is None or options.shown:
+    if program is None or options.shown:
         print(_as_shell(start, command, record))
         return 0
-    _become(found, command, {**os.environ, **start.environment, start.token_name: _token(record)})
+    _become(program, command, {**os.environ, **start.environment, start.token_name: _token(record)})
 
 
 def _connection(record: DaemonRecord, model: str) -> ModelAccess:
@@ -215,17 +215,17 @@ def _connection(record: DaemonRecord, model: str) -> ModelAccess:
 
 def _hindrances(record: DaemonRecord, to: ModelAccess, name: str) -> list[str]:
     """Return what will keep the agent from working: it shows none of this itself."""
-    found, least = list[str](), AGENTS[name].context
+    advice, least = list[str](), AGENTS[name].context
     if to.context is not None and to.context < least - SPARE:
-        found.append(
+        advice.append(
             f"{to.model} has a context of {to.context} tokens, which {name}'s own prompt and tools fill; "
             f"serve a target of {least} tokens or more, with as many --slots of `forerun verify`"
         )
     try:
         client_of(record).get("/readyz")
     except UnavailableError:
-        found.append("the daemon can write no texts now; `forerun doctor` says why and what to do")
-    return found
+        advice.append("the daemon can write no texts now; `forerun doctor` says why and what to do")
+    return advice
 
 
 def _token(record: DaemonRecord) -> str:

@@ -64,11 +64,11 @@ Exit code 0 if it has ended, 1 if none ran, 4 if it still runs."""
 
 
 def _status(options: DaemonOptions) -> int:
-    found, code = _found(options.paths)
+    state, code = _found(options.paths)
     if options.json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(state, indent=1))
     else:
-        print(_in_words(found))
+        print(_in_words(state))
     return code
 
 
@@ -81,13 +81,13 @@ def _found(paths: EdgePaths) -> tuple[dict[str, Any], int]:
         return {"status": "stale", "pid": record.pid}, NOT_RUNNING
     from edge_client.process.client import client_of  # here: HTTP takes a while to import
 
-    found = {"status": "running", **_of_record(record)}
+    state = {"status": "running", **_of_record(record)}
     try:
         told = client_of(record).get(STATUS_PATH)
     except ForerunError as error:
-        return {**found, "status": "unresponsive", "error": str(error)}, UNKNOWN
+        return {**state, "status": "unresponsive", "error": str(error)}, UNKNOWN
     page = {"page": _page(record)} if told.get("page") else {}
-    return {**found, **page, "api": told}, RUNNING
+    return {**state, **page, "api": told}, RUNNING
 
 
 def _page(record: DaemonRecord) -> str:
@@ -107,19 +107,19 @@ def _of_record(record: DaemonRecord) -> dict[str, Any]:
     }
 
 
-def _in_words(found: dict[str, Any]) -> str:
-    if found["status"] == "stopped":
+def _in_words(state: dict[str, Any]) -> str:
+    if state["status"] == "stopped":
         return "not running"
-    if found["status"] == "stale":
-        return f"not running; process {found['pid']} ended without saying so (its log may show why)"
-    line = f"running as process {found['pid']} at {found['listen']} for {duration(found['uptime'])}"
-    if found["token_file"]:
-        line += f"\nprograms send the token in {found['token_file']}"
-    if found.get("page"):
-        line += f"\nthe page: {found['page']}"
-    if found["status"] == "unresponsive":
-        return f"{line}\nbut it does not answer: {found['error']}"
-    return "\n".join([line, *(f"  {each}" for each in status_lines(found["api"]))])
+    if state["status"] == "stale":
+        return f"not running; process {state['pid']} ended without saying so (its log may show why)"
+    line = f"running as process {state['pid']} at {state['listen']} for {duration(state['uptime'])}"
+    if state["token_file"]:
+        line += f"\nprograms send the token in {state['token_file']}"
+    if state.get("page"):
+        line += f"\nthe page: {state['page']}"
+    if state["status"] == "unresponsive":
+        return f"{line}\nbut it does not answer: {state['error']}"
+    return "\n".join([line, *(f"  {each}" for each in status_lines(state["api"]))])
 
 
 def _stop(options: StopOptions) -> int:

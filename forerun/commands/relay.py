@@ -56,12 +56,12 @@ class TlsOptions:
         """Return the TLS settings; None for plain text. Raise `UserError`."""
         from edge_client.network.client_tls import TlsSettings
 
-        found = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_name, self.token_file)
-        if not (self.tls or any(found)):
+        given = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_name, self.token_file)
+        if not (self.tls or any(given)):
             return None
         if self.insecure:
             raise UserError("--insecure allows plain text, but other options request TLS; give one")
-        return TlsSettings(*found)
+        return TlsSettings(*given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +138,8 @@ async def _serve(options: RelayOptions) -> None:
 
 def _forwards_tokens(options: RelayOptions) -> bool:
     """Return whether callers' tokens go on to the verifier: not beside the relay's own, nor in plain text."""
-    found = host_and_port(options.verifier)
-    private = options.channel_tls is not None or (found is not None and is_loopback(found[0]))
+    place = host_and_port(options.verifier)
+    private = options.channel_tls is not None or (place is not None and is_loopback(place[0]))
     return options.token_file is None and private
 
 

@@ -241,19 +241,19 @@ def print_table(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> No
 
 
 def _row(outcomes: Sequence[SchemeOutcome], outcome: SchemeOutcome) -> list[str]:
-    found = outcome.figures
+    figures = outcome.figures
     return [
         _shown(outcome),
-        f"{found.ms_per_token:.2f} ± {outcome.standard_error:.2f}",
-        f"{found.ms_per_token_p95:.1f}",
-        f"{found.ttft_ms:.0f}",
+        f"{figures.ms_per_token:.2f} ± {outcome.standard_error:.2f}",
+        f"{figures.ms_per_token_p95:.1f}",
+        f"{figures.ttft_ms:.0f}",
         _or_dash(mean_speedup(outcomes, outcome.scheme)),
         _or_dash(distance_to_bound(outcomes, outcome.scheme)),
-        f"{found.target_steps_per_token:.2f}",
-        f"{found.evaluated_nodes_per_token:.1f}",
-        f"{found.draft_tokens_per_token:.1f}",
-        f"{found.bytes_up_per_token:.0f}",
-        f"{found.bytes_down_per_token:.0f}",
+        f"{figures.target_steps_per_token:.2f}",
+        f"{figures.evaluated_nodes_per_token:.1f}",
+        f"{figures.draft_tokens_per_token:.1f}",
+        f"{figures.bytes_up_per_token:.0f}",
+        f"{figures.bytes_down_per_token:.0f}",
     ]
 
 
@@ -345,7 +345,7 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
         "break_even_rtt_ms": None if advice.break_even_rtt is None else round(advice.break_even_rtt * 1e3, 1),
         "pays_at_any_rtt": advice.is_beyond,
         "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
-        "schemes": {mode: figures_as_json(found) for mode, found in advice.figures.items()},
+        "schemes": {mode: figures_as_json(figures) for mode, figures in advice.figures.items()},
     }
 
 
@@ -370,9 +370,9 @@ def _published(options: PublishedOptions) -> int:
             raise UserError(f"--system {name!r} has no claim; choose from {', '.join(systems)}")
     chosen = [claim for claim in CLAIMS if not options.system or claim.system in options.system]
     with Pool(options.workers) as pool:
-        found = list(compare(chosen, pool))
+        comparisons = list(compare(chosen, pool))
     if options.json:
-        print(json.dumps([_comparison_as_json(each) for each in found], indent=2))
+        print(json.dumps([_comparison_as_json(each) for each in comparisons], indent=2))
         return 0
     rows = [
         (
@@ -382,10 +382,10 @@ def _published(options: PublishedOptions) -> int:
             f"{each.ours:.3g}",
             _verdict(each),
         )
-        for each in found
+        for each in comparisons
     ]
     print("\n".join(table(("system", "quantity", "claim", "ours", "difference"), rows, left=LEFT)))
-    remarks = ((each.claim.system, each.claim.remark) for each in found if each.claim.remark)
+    remarks = ((each.claim.system, each.claim.remark) for each in comparisons if each.claim.remark)
     for system, remark in dict.fromkeys(remarks):
         print(f"- {system}: {remark}")
     return 0
@@ -394,21 +394,21 @@ def _published(options: PublishedOptions) -> int:
 LEFT = ("system", "quantity")
 
 
-def _verdict(found: Comparison) -> str:
-    bound = "trend" if found.claim.within is None else f"bound {100 * found.claim.within:g} %"
-    return f"{100 * found.difference:+.1f} % ({bound})"
+def _verdict(comparison: Comparison) -> str:
+    bound = "trend" if comparison.claim.within is None else f"bound {100 * comparison.claim.within:g} %"
+    return f"{100 * comparison.difference:+.1f} % ({bound})"
 
 
-def _comparison_as_json(found: Comparison) -> dict[str, Any]:
+def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
     return {
-        "system": found.claim.system,
-        "quantity": found.claim.quantity,
-        "claim": found.claim.figure,
-        "ours": round(found.ours, 4),
-        "difference": round(found.difference, 4),
-        "within": found.claim.within,
-        "holds": found.holds,
-        "remark": found.claim.remark,
+        "system": comparison.claim.system,
+        "quantity": comparison.claim.quantity,
+        "claim": comparison.claim.figure,
+        "ours": round(comparison.ours, 4),
+        "difference": round(comparison.difference, 4),
+        "within": comparison.claim.within,
+        "holds": comparison.holds,
+        "remark": comparison.claim.remark,
     }
 
 
@@ -448,12 +448,12 @@ def _compare(options: CompareOptions) -> int:
     rows = read_results(options.out)
     plot_pace(rows, options.out / PICTURE)
     paces = {(row["scheme"], row["rtt_ms"]): row["ms_per_token"] for row in rows}
-    found = {scheme: [paces[scheme, rtt] for rtt in COMPARED_RTTS] for scheme in COMPARED}
+    paces_of = {scheme: [paces[scheme, rtt] for rtt in COMPARED_RTTS] for scheme in COMPARED}
     if options.json:
-        print(json.dumps({"rtt_ms": COMPARED_RTTS, "ms_per_token": found}, indent=2))
+        print(json.dumps({"rtt_ms": COMPARED_RTTS, "ms_per_token": paces_of}, indent=2))
         return 0
     titles = ("scheme", *(f"RTT {rtt:g}" for rtt in COMPARED_RTTS))
-    lines = ((scheme, *(f"{pace:.1f}" for pace in line)) for scheme, line in found.items())
+    lines = ((scheme, *(f"{pace:.1f}" for pace in line)) for scheme, line in paces_of.items())
     print("\n".join(table(titles, lines, left=("scheme",))))
     print(f"ms per token; drawn: {options.out / PICTURE}")
     return 0

@@ -102,7 +102,7 @@ def table(now: Json, before: Json | None = None, *, sort: str = "pace") -> list[
     return [*_summary(now, figures(now, before)), "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
 
 
-def _summary(now: Json, found: dict[str, Any]) -> list[str]:
+def _summary(now: Json, rates: dict[str, Any]) -> list[str]:
     modes = Counter(session["mode"] for session in now["sessions"])
     doing = ", ".join(f"{number} {mode}" for mode, number in sorted(modes.items())) or "none"
     most = f"/{now['max_sessions']}" if now["max_sessions"] else ""
@@ -112,13 +112,13 @@ def _summary(now: Json, found: dict[str, Any]) -> list[str]:
     return [
         f"{now['model']}   {program}   up {duration(now['uptime_us'] / 1e6)}   "
         f"sessions {len(now['sessions'])}{most} ({doing}){draining}",
-        f"{found['tokens_per_s']:.1f} tok/s   step {_number(found['step_ms'], 1)} ms   "
-        f"queue {_number(found['queue_ms'], 1)} ms   rows/step {_number(found['rows_per_step'], 1)}   "
-        f"tips/step {_number(found['tips_per_step'], 1)}   edge {_percent(found['accepted_share'])}   "
-        f"drafts right {_percent(found['won_share'])}",
-        f"KV {_percent(found['kv_used_share'])} used, {_percent(found['kv_cached_share'])} cached   "
-        f"cache hits {_percent(found['cache_hit_share'])}   in {_bytes(found['bytes_in_per_s'])}/s   "
-        f"out {_bytes(found['bytes_out_per_s'])}/s   opened {totals['opened']}   "
+        f"{rates['tokens_per_s']:.1f} tok/s   step {_number(rates['step_ms'], 1)} ms   "
+        f"queue {_number(rates['queue_ms'], 1)} ms   rows/step {_number(rates['rows_per_step'], 1)}   "
+        f"tips/step {_number(rates['tips_per_step'], 1)}   edge {_percent(rates['accepted_share'])}   "
+        f"drafts right {_percent(rates['won_share'])}",
+        f"KV {_percent(rates['kv_used_share'])} used, {_percent(rates['kv_cached_share'])} cached   "
+        f"cache hits {_percent(rates['cache_hit_share'])}   in {_bytes(rates['bytes_in_per_s'])}/s   "
+        f"out {_bytes(rates['bytes_out_per_s'])}/s   opened {totals['opened']}   "
         f"refused {totals['refused']}   preempted {totals['preempted']}",
     ]
 

@@ -80,12 +80,12 @@ def skip(name: str, words: str) -> Finding:
 
 def check_python() -> Finding:
     """Check the interpreter and the packages."""
-    found = {name: version_of(name) for name in PACKAGES}
-    there = ", ".join(f"{name} {each}" for name, each in found.items() if each)
+    versions = {name: version_of(name) for name in PACKAGES}
+    there = ", ".join(f"{name} {each}" for name, each in versions.items() if each)
     words = f"{platform.python_version()}; {there}"
     if sys.version_info[:2] < OLDEST_PYTHON:
         return fail("python", words, "Python 3.11 or newer is needed")
-    if missing := [name for name, each in found.items() if each is None]:
+    if missing := [name for name, each in versions.items() if each is None]:
         return fail("python", f"{words}; missing: {', '.join(missing)}", "pip install 'forerun[edge]'")
     return ok("python", words)
 
@@ -102,8 +102,8 @@ def check_disk(folder: Path) -> Finding:
 
 def check_processor(system_info: str) -> Finding:
     """Check the features that llama.cpp reports (`llama_print_system_info`)."""
-    found = [part.split()[-3] for part in system_info.split("|") if part.strip().endswith("= 1")]
-    words = f"llama.cpp uses {', '.join(found) or 'no special instructions'}"
+    features = [part.split()[-3] for part in system_info.split("|") if part.strip().endswith("= 1")]
+    words = f"llama.cpp uses {', '.join(features) or 'no special instructions'}"
     if not extra_bufts_are_safe(system_info):
         return warn(
             "processor",

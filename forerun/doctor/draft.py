@@ -60,12 +60,12 @@ class ChildQuestion:
         return json.dumps(asdict(self), default=str)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ChildQuestion:
-        tls = found["tls"]
+    def from_json(cls, fields: Mapping[str, Any]) -> ChildQuestion:
+        tls = fields["tls"]
         if tls is not None:
             files = {name: Path(each) for name, each in tls.items() if each and name != "server_name"}
             tls = TlsSettings(**files, server_name=tls["server_name"])
-        return cls(**{**found, "tls": tls})
+        return cls(**{**fields, "tls": tls})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,8 @@ class DraftReport:
     end: str = ""  # what went wrong, in words
 
     def number(self, stage: str, name: str) -> float | None:
-        found = self.stages.get(stage, {}).get(name)
-        return float(found) if isinstance(found, int | float) else None
+        value = self.stages.get(stage, {}).get(name)
+        return float(value) if isinstance(value, int | float) else None
 
 
 def find_file(draft: DraftSection) -> tuple[str, list[Finding]]:
@@ -148,10 +148,10 @@ def _steps(told: DraftReport) -> list[Finding]:
 def _tokens(asked: ChildQuestion, told: DraftReport) -> list[Finding]:
     if not asked.address:
         return [skip("tokenizer", "no verifier answers to compare with")]
-    found = told.stages.get("tokens")
-    if found is None:
+    check = told.stages.get("tokens")
+    if check is None:
         return [fail("tokenizer", told.end)]
-    return [(ok if found["same"] else fail)("tokenizer", str(found["words"]))]
+    return [(ok if check["same"] else fail)("tokenizer", str(check["words"]))]
 
 
 def _texts(told: DraftReport) -> list[Finding]:
@@ -173,16 +173,16 @@ def _read(output: str) -> DraftReport:
     stages, texts, end = dict[str, Mapping[str, Any]](), dict[bool, Mapping[str, Any]](), ""
     for line in output.splitlines():
         try:
-            found = json.loads(line)
-            stage = found.pop("stage")
+            stage_told = json.loads(line)
+            stage = stage_told.pop("stage")
         except (ValueError, KeyError, AttributeError):
             continue  # a library's own output
         if stage == "text":
-            texts[bool(found["drafted"])] = found
+            texts[bool(stage_told["drafted"])] = stage_told
         elif stage == "error":
-            end = str(found["words"])
+            end = str(stage_told["words"])
         else:
-            stages[stage] = found
+            stages[stage] = stage_told
     return DraftReport(stages, texts.get(False), texts.get(True), end)
 
 
@@ -315,8 +315,8 @@ async def _write(
     }
 
 
-def _tell(stage: str, **found: Any) -> None:
-    print(json.dumps({"stage": stage, **found}), flush=True)
+def _tell(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage, **facts}), flush=True)
 
 
 if __name__ == "__main__":

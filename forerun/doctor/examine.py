@@ -44,8 +44,8 @@ def examine(
     pairs = dict[str, MeasuredPair]()
     for name, pair in config.each_pair.items():
         pairs[name] = yield from _examine_pair(name, pair, paths, given, progress)
-    for name, found in pairs.items():
-        yield _of(name, check_outlook(found))
+    for name, inputs in pairs.items():
+        yield _of(name, check_outlook(inputs))
 
 
 Findings = Generator[Finding, None, "MeasuredPair"]
@@ -113,7 +113,7 @@ def measured(told: DraftReport, nearest: LinkFound | None, given: MeasuredPair) 
     """Merge all measured values; values `given` by the user override them."""
     draft_ms = told.number("steps", "step_ms")
     right, of = told.number("rank", "right"), told.number("rank", "of")
-    found = MeasuredPair(
+    inputs = MeasuredPair(
         rtt=nearest.rtt if nearest is not None else None,
         step_time=told.plain["step_ms"] / 1e3 if told.plain is not None and told.plain["step_ms"] else None,
         draft_time=draft_ms / 1e3 if draft_ms is not None else None,
@@ -123,7 +123,7 @@ def measured(told: DraftReport, nearest: LinkFound | None, given: MeasuredPair) 
     )
     names = ("rtt", "step_time", "draft_time", "acceptance")
     return replace(
-        found, **{name: getattr(given, name) for name in names if getattr(given, name) is not None}
+        inputs, **{name: getattr(given, name) for name in names if getattr(given, name) is not None}
     )
 
 

@@ -49,10 +49,10 @@ def tls_for(verifier: VerifierSection, address: str) -> TlsSettings | None:
 
 def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> LinkFound:
     """Run all checks of one verifier, up to the first that fails."""
-    found = host_and_port(address)
-    if found is None:
+    place = host_and_port(address)
+    if place is None:
         return LinkFound(address, (fail(f"{address}", "it is not of the form HOST:PORT"),))
-    host, port = found[0].strip("[]"), found[1]
+    host, port = place[0].strip("[]"), place[1]
     findings = list[Finding]()
     for check in (_name, _connection, partial(_certificate, tls=tls)):
         findings.append(check(address, host, port))
@@ -65,10 +65,10 @@ def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> L
 def _name(address: str, host: str, port: int) -> Finding:
     began = time.monotonic()
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return fail(f"{address} name", f"{host} cannot be found: {error}", "check the name and this network")
-    places = ", ".join(sorted({str(each[4][0]) for each in found}))
+    places = ", ".join(sorted({str(each[4][0]) for each in resolved}))
     return ok(f"{address} name", f"{places} in {(time.monotonic() - began) * 1e3:.1f} ms")
 
 
