@@ -21,7 +21,7 @@ from forerun.rig import Rig, RigSettings, check_models, words_of
 from forerun.terminal import note, table
 from simulator.drafts import ReplayedDraft, recorded_draft
 from simulator.figures import pace
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, read_recording
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, StepTimeLine, VerifierSpec, World, fit_line

@@ -35,7 +35,7 @@ from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
 from simulator.documents import read_text
 from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
 from simulator.heads import HeadsSpec
-from simulator.link import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
+from simulator.link_spec import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
 from simulator.profiles import profile
 from simulator.recordings import read_lengths, read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme

@@ -28,7 +28,7 @@ from __future__ import annotations
 from typing import Final
 
 from common.errors import UserError
-from simulator.link import Handovers, LinkSpec
+from simulator.link_spec import Handovers, LinkSpec
 
 
 def _link(

@@ -17,7 +17,7 @@ from edge_client.core.policies.base import expandable, unsent
 from simulator.events import Draws, EventHeap
 from simulator.figures import SessionResult
 from simulator.knowledge import BEST, Knowledge
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.system import (
     FRAME,
     PolicyMaker,

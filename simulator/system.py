@@ -28,7 +28,7 @@ from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
 from edge_client.core import effects as edge_effects
-from edge_client.core.draft_pace import AFTER_REST
+from edge_client.core.draft_times import AFTER_REST
 from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession

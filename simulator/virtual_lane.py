@@ -13,7 +13,7 @@ from typing import Final
 
 from common.errors import UserError
 from simulator.events import Action, Draws, DrawStream, EventHeap
-from simulator.link import JITTER_LAWS, Cursor, Handovers, LinkSpec, Schedule
+from simulator.link_spec import JITTER_LAWS, Cursor, Handovers, LinkSpec, Schedule
 
 PACKET = 1400  # bytes of a message per packet, less than a usual MTU by IP, TCP and TLS headers
 RTO_MARGIN = 0.2  # seconds beyond the round trip, the least in Linux (RFC 6298 says 1 s in all)

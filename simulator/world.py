@@ -14,12 +14,12 @@ from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import LocalError, UserError
 from common.estimators import WidthTimes
 from common.offers import offered
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from simulator.arrivals import Arrival, Arrivals
 from simulator.drafts import BetaDraft, Draft
 from simulator.events import Draws, DrawStream
 from simulator.heads import HeadsSpec
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class DeviceSpec:
         """Return the seconds of reading a prompt."""
         return self.prompt_time or self.read_time(prompt_tokens - 1)
 
-    def pace(self) -> DraftPace:
+    def pace(self) -> DraftTimes:
         """Return a device's prior knowledge of its pace: its tables, if it has any."""
-        pace = DraftPace()
+        pace = DraftTimes()
         if self.draft_times:
             pace.rows.measured(dict(self.draft_times))
         if self.read_times:

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
 from common.llama.cuts import ControlCuts, Special, cut_at
 from common.llama.files import find_model
-from common.llama.gguf import GgufFile
+from common.llama.gguf_header import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
 
 FEWEST_SEQUENCES, MOST_SEQUENCES = 64, 192

@@ -14,7 +14,7 @@ from common.offers import offered
 from common.prompt_lookup import LEAST, NO_TEXTS, SharedTexts
 from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import RuleFacts, edge_rule
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.given_text import GivenText
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
@@ -35,7 +35,7 @@ class Growth:
         policy: GrowthPolicy,
         shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
-        pace: DraftPace | None = None,
+        pace: DraftTimes | None = None,
         sources: Sequence[ProposalSource] = (),
     ) -> None:
         """Guess from `shared` texts; draw drafts by `chances` (default: the seed's); learn the draft model's
@@ -44,7 +44,7 @@ class Growth:
         last_position = len(config.prompt) + config.sampling.max_tokens - 1
         unread = max(0, len(config.begins_with) - 1 - config.num_read)
         self.view = GrowthView(
-            self.tree, last_position, INITIAL_CREDIT, pace=pace or DraftPace(), num_unread=unread
+            self.tree, last_position, INITIAL_CREDIT, pace=pace or DraftTimes(), num_unread=unread
         )
         self.calibration = Calibration(config.prior or SHIPPED.at(config.sampling.temperature))
         self.view.survival = self.calibration.survival

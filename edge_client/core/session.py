@@ -29,7 +29,7 @@ from common.messages import (
 )
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.tree import Node
-from edge_client.core.draft_pace import ENOUGH, DraftPace
+from edge_client.core.draft_times import ENOUGH, DraftTimes
 from edge_client.core.effects import (
     GOES_AHEAD,
     NOTHING_READ,
@@ -140,7 +140,7 @@ class EdgeSession:
         shared: SharedTexts = NO_TEXTS,
         chances: Chances | None = None,
         luck: Luck | None = None,
-        pace: DraftPace | None = None,
+        pace: DraftTimes | None = None,
         sources: Sequence[ProposalSource] = (),
     ) -> None:
         """Guess from `shared` texts; draw drafts by `chances` and vary pauses by `luck` (default: both from

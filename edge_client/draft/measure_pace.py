@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import LocalError, UserError
 from common.llama.load_trial import KeptTable, release
 from common.llama.runtime import LlamaRuntime
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class PaceTables:
         per_token = added[largest] / largest
         return {**{size: max(took, size * per_token) for size, took in added.items()}, FAR: FAR * per_token}
 
-    def teach(self, pace: DraftPace) -> None:
+    def teach(self, pace: DraftTimes) -> None:
         """Initialise `pace` from these tables."""
         pace.rows.measured(self.rows)
         pace.reads.measured(self.reads)
@@ -171,7 +171,7 @@ def _tables(kept: Any) -> PaceTables | None:
             {int(size): float(took) for size, took in kept[name].items()} for name in ("rows", "batches")
         )
         tables = PaceTables(rows, batches)
-        tables.teach(DraftPace())
+        tables.teach(DraftTimes())
     except (KeyError, ValueError, AttributeError, TypeError, ArithmeticError, LocalError):
         return None
     return tables

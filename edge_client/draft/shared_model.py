@@ -18,7 +18,7 @@ from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.vocabulary import Vocabulary
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.draft.measure_pace import KeptPaces, PaceTables
 from edge_client.draft.seats import DraftPool, PoolSeat
 
@@ -75,7 +75,7 @@ class SharedDraftModel:
     ) -> None:
         self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
         self._free = free
-        self.pace = DraftPace()  # of this model, over all its texts; measured when it is first loaded
+        self.pace = DraftTimes()  # of this model, over all its texts; measured when it is first loaded
         self._paces = paces or KeptPaces(None)
         self._trials = trials
         if trials is not None:

@@ -21,7 +21,7 @@ from common.privacy import Privacy
 from common.prompt_lookup import SharedTexts
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import Fallback, Mode, SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
@@ -49,7 +49,7 @@ class DraftSource(Protocol):
     """Loads the draft model when needed and provides its seats (`SharedDraftModel`)."""
 
     @property
-    def pace(self) -> DraftPace: ...
+    def pace(self) -> DraftTimes: ...
 
     async def prepare(self, grammar: str) -> None:
         """Prepare a text under this grammar. Raises `ForerunError` if it cannot be drafted."""

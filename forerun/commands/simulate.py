@@ -31,7 +31,7 @@ from simulator.experiment import (
 from simulator.figures import KINDS
 from simulator.figures import as_json as figures_as_json
 from simulator.files import Experiment, read_experiment
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.plots import plot_capacity, plot_pace, plot_speedup
 from simulator.proxy.cli import main as link
 from simulator.recordings import read_recording

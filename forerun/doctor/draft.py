@@ -30,7 +30,7 @@ from forerun.doctor.device import Finding, check_processor, fail, ok, skip, warn
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime
-    from edge_client.core.draft_pace import DraftPace
+    from edge_client.core.draft_times import DraftTimes
     from edge_client.draft.late_seat import Drafts
     from edge_client.network.channel import VerifierChannel
 
@@ -205,7 +205,7 @@ def _run(asked: ChildQuestion) -> None:
     if not asked.path:
         return
     from common.llama.runtime import LlamaRuntime
-    from edge_client.core.draft_pace import DraftPace
+    from edge_client.core.draft_times import DraftTimes
     from edge_client.draft.measure_pace import measure_pace
 
     began = time.monotonic()
@@ -217,7 +217,7 @@ def _run(asked: ChildQuestion) -> None:
     )
     with LlamaRuntime(settings) as runtime:
         _tell("loaded", description=runtime.description, seconds=time.monotonic() - began)
-        pace = DraftPace()
+        pace = DraftTimes()
         measure_pace(runtime).teach(pace)
         prompt = tuple(runtime.tokenize(PROMPT, True))
         _tell("steps", **_draft_steps(runtime, prompt, prompt))
@@ -246,7 +246,7 @@ def _draft_steps(runtime: LlamaRuntime, prompt: tuple[int, ...], text: tuple[int
 
 
 async def _with_verifier(
-    asked: ChildQuestion, runtime: LlamaRuntime, pace: DraftPace, prompt: tuple[int, ...]
+    asked: ChildQuestion, runtime: LlamaRuntime, pace: DraftTimes, prompt: tuple[int, ...]
 ) -> None:
     from edge_client.draft.seats import DraftPool
     from edge_client.network.channel import VerifierChannel
@@ -281,7 +281,7 @@ async def _write(
     channel: VerifierChannel,
     prompt: tuple[int, ...],
     drafts: Drafts | None,
-    pace: DraftPace,
+    pace: DraftTimes,
 ) -> dict[str, Any]:
     """Write a greedy text by the target, with drafts or without."""
     from edge_client.core.effects import SessionConfig

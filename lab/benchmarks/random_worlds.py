@@ -25,7 +25,7 @@ from simulator.drafts import BetaDraft
 from simulator.experiment import Pool
 from simulator.figures import pace
 from simulator.heads import HeadsSpec
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING
 from simulator.world import DeviceSpec, VerifierSpec, World
 

@@ -23,7 +23,7 @@ from schemes.relay.tier import TieredDraft, TierSpec
 from schemes.worlds.cells import cells
 from schemes.worlds.hierarchy import TierModel, TierPair, best_hierarchies, gain
 from simulator.drafts import BetaDraft
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import SERVER_STREAMING
 from simulator.world import DeviceSpec, SmallDraft, VerifierSpec, World
 

@@ -30,7 +30,7 @@ from common.messages import (
 )
 from common.tree import Node, SpeculationTree
 from common.tree_hints import hint_at
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import GrowthPolicy, TokenCandidate
 from edge_client.core.proposal_source import ProposalSource
@@ -100,7 +100,7 @@ class RelaySession:
     """
 
     def __init__(
-        self, request: Open, config: SessionConfig, policy: GrowthPolicy, pace: DraftPace | None = None
+        self, request: Open, config: SessionConfig, policy: GrowthPolicy, pace: DraftTimes | None = None
     ) -> None:
         """Args: request, the device's; config, `config_of` it; pace, the middle model's."""
         self.edge = EdgeSession(config, policy, pace=pace, sources=(_MiddleChoices(self._expects),))

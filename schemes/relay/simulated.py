@@ -13,7 +13,7 @@ from schemes.relay.tier import beyond, both_knowledges, tier_of
 from simulator.drafts import HONEST
 from simulator.events import EventHeap
 from simulator.knowledge import Knowledge
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import ColocatedDraft
 from simulator.system import (
     FINGERPRINT,

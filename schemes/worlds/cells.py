@@ -6,7 +6,7 @@ import math
 
 from simulator.drafts import BetaDraft
 from simulator.events import Draws, DrawStream
-from simulator.link import LinkSpec, Trace
+from simulator.link_spec import LinkSpec, Trace
 from simulator.world import VerifierSite, VerifierSpec, World
 
 CELLS = (0.008, 0.011, 0.014)  # seconds to each without fading: the first is nearest to most devices

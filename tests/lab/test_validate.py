@@ -15,7 +15,7 @@ from lab.__main__ import main
 from lab.validate import RecordedSetting, ValidationSetting, compare
 from simulator.drafts import BetaDraft, recorded_draft
 from simulator.events import Draws
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World

@@ -12,7 +12,7 @@ from simulator import advice as module
 from simulator.advice import WORTH_IT, advise, in_words
 from simulator.drafts import BetaDraft
 from simulator.experiment import Pool
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 from simulator.schemes import FORERUN, SERVER_STREAMING
 from simulator.world import DeviceSpec, World

@@ -11,7 +11,7 @@ from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, 
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
 from simulator.knowledge import Knowledge
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.system import simulate
 from simulator.world import VerifierSpec, World
 

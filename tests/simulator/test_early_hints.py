@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from simulator.drafts import BetaDraft
 from simulator.files import experiment_from
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import run_scheme
 from simulator.world import VerifierSpec, World
 

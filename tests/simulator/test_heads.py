@@ -18,7 +18,7 @@ from simulator.events import Draws
 from simulator.figures import SessionResult, pace
 from simulator.files import experiment_from
 from simulator.heads import HeadKnowledge, HeadsSpec, guess
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
 from simulator.world import VerifierSpec, World
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from common.errors import UserError
 from simulator.events import Draws, EventHeap
 from simulator.files import experiment_from, read_experiment
-from simulator.link import (
+from simulator.link_spec import (
     PACKET,
     Cursor,
     Handovers,

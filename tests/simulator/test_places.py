@@ -12,7 +12,7 @@ from simulator.drafts import BetaDraft
 from simulator.events import Draws
 from simulator.experiment import Pool, distance_to_bound, run_experiment
 from simulator.files import Experiment, experiment_from
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import (
     CLAIRVOYANT,
     COLOCATED,

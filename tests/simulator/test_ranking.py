@@ -9,7 +9,7 @@ import pytest
 from edge_client.core.verifier_choice import DraftSkill, token_time
 from schemes.claims.runner import mean_pace
 from simulator.drafts import BetaDraft
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
 

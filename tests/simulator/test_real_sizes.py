@@ -10,7 +10,7 @@ import pytest
 from lab.benchmarks.random_worlds import random_world
 from simulator.drafts import BetaDraft
 from simulator.figures import pace
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
 

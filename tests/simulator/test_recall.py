@@ -16,7 +16,7 @@ from simulator.events import Draws
 from simulator.figures import SessionResult
 from simulator.files import experiment_from
 from simulator.knowledge import BEST, KINDS, NUM_CANDIDATES, VOCAB_SIZE
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme
 from simulator.system import SimulatedDevice, knowledge_of, simulate

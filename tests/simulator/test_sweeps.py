@@ -21,7 +21,7 @@ from simulator import sweep as sweeps
 from simulator.arrivals import Poisson
 from simulator.experiment import Pool, SchemeOutcome, run_experiments
 from simulator.files import Experiment
-from simulator.link import LinkSpec, Trace
+from simulator.link_spec import LinkSpec, Trace
 from simulator.profiles import PROFILES
 from simulator.schemes import FORERUN, SERVER_STREAMING
 from simulator.sweep import (

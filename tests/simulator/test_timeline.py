@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import main
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import policy_maker
 from simulator.system import simulate
 from simulator.timeline import TimelineSpan, Track, as_lines, as_trace_events, timeline

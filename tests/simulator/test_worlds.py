@@ -16,7 +16,7 @@ from forerun.cli import main
 from simulator.drafts import BetaDraft
 from simulator.experiment import SchemeOutcome, run_experiment
 from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
-from simulator.link import LinkSpec, Outage
+from simulator.link_spec import LinkSpec, Outage
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker, run_scheme
 from simulator.system import simulate
 from simulator.world import DeviceSpec, StepChange, VerifierSpec, World

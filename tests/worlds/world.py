@@ -25,7 +25,7 @@ from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
 from common.tree_hints import hint_at
 from edge_client.core import effects as edge_effects
-from edge_client.core.draft_pace import AFTER_REST, DraftPace
+from edge_client.core.draft_times import AFTER_REST, DraftTimes
 from edge_client.core.effects import NOTHING_READ, Mode, ReadingTime, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
@@ -105,7 +105,7 @@ class Edge:
         memory: int,
         shared: SharedTexts,
         chances: Chances | None = None,
-        pace: DraftPace | None = None,
+        pace: DraftTimes | None = None,
     ) -> None:
         self.index = index
         self.spec = spec
@@ -167,7 +167,7 @@ class World:
         self.hosts = [Host(self, info, chances) for _ in range(spec.verifiers)]
         written = GrowingIndex(capacity=spec.remember) if spec.remember else None
         shared = SharedTexts(written, tuple(map(GrowingIndex, spec.files)))
-        pace = DraftPace() if spec.shares_pace else None
+        pace = DraftTimes() if spec.shares_pace else None
         self.edges = [Edge(i, e, spec.memory, shared, chances, pace) for i, e in enumerate(spec.edges)]
         self.streams: dict[int, Edge] = {}  # alive
         self.arrival: dict[tuple[int, str], float] = {}  # last arrival per stream and direction

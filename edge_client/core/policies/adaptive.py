@@ -1,7 +1,7 @@
 """Adapts depth, width and pace of drafting to the session's measurements (docs/adaptation.md).
 
 A node is worth the chance that its path is the target's times the chance that it comes before the verifier
-evaluates its parent (`foresight`).
+evaluates its parent (`arrival_forecast`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.messages import INITIAL_CREDIT, NO_WAIT, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.effects import Mode, ModeStatus
+from edge_client.core.policies.arrival_forecast import ArrivalCases, wait_for
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
     GrowthView,
@@ -26,7 +27,6 @@ from edge_client.core.policies.base import (
     sort_likeliest_first,
     unsent,
 )
-from edge_client.core.policies.foresight import ArrivalModel, wait_for
 from edge_client.core.policies.governor import LOOK_AGAIN, Governor
 
 EARLY = 0.25
@@ -68,7 +68,7 @@ class AdaptivePolicy:
         self.governor = Governor(self.settings.max_steps_per_second)
         self._holds_back = True
         self._cut = math.log(self.settings.cut)
-        self._outlook = ArrivalModel()
+        self._outlook = ArrivalCases()
         self._sent_at = 0.0  # seconds, the newest nodes
 
     @property
@@ -205,8 +205,8 @@ class AdaptivePolicy:
         tree = view.tree
         chance = math.exp(tree.worth(node))
         saved = SOON * chance if node.busy else 0.0
-        for likely, foresight in self._outlook.cases:
-            tip = foresight.tip_met(node.parent, view.now)
+        for likely, forecast in self._outlook.cases:
+            tip = forecast.tip_met(node.parent, view.now)
             if tip is not None:
                 news = view.server.news(node.position - tip.position - 1)
                 saved += likely * (chance * news - self._row_cost(view) * math.exp(tree.worth(tip)))

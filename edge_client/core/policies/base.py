@@ -11,7 +11,7 @@ from common.calibration import Survival
 from common.errors import UserError
 from common.estimators import IntervalEstimator, LinearTimeEstimator, RatioEstimator, RttEstimator
 from common.tree import Node, SpeculationTree
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.server_pace import ServerPace
 
 PATH_LOGPROB = attrgetter("path_logprob")
@@ -36,7 +36,7 @@ class GrowthView:
     last_position: int  # no token of the text lies beyond
     credit: int  # live nodes the verifier will hold
     rtt: RttEstimator = field(default_factory=RttEstimator)
-    pace: DraftPace = field(default_factory=DraftPace)  # of the draft model, over all its texts
+    pace: DraftTimes = field(default_factory=DraftTimes)  # of the draft model, over all its texts
     step_time: LinearTimeEstimator = field(default_factory=LinearTimeEstimator)  # of a target step, by nodes
     acceptance: RatioEstimator = field(default_factory=lambda: RatioEstimator(prior=0.7))  # see `EdgeSession`
     survival: Survival = field(default_factory=Survival)  # of the draft's best candidates

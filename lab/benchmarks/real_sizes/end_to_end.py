@@ -24,7 +24,7 @@ from lab.benchmarks import reports
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
 from simulator.figures import as_json, figures, pace, rounded
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 
 ORACLE = "lab.benchmarks.real_sizes.oracle"

@@ -15,7 +15,7 @@ from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.measure_pace import PaceTables, measure_pace
 from lab.benchmarks.real_sizes.pair import PairText
 from simulator.drafts import recorded_draft
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.system import SimulatedDevice, simulate
 from simulator.world import DeviceSpec, VerifierSpec, World

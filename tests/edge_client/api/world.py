@@ -22,7 +22,7 @@ from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.api.security import Gate
 from edge_client.api.stored import StoredResponses
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import (
     Drafted,
     DraftRow,
@@ -85,7 +85,7 @@ class Seats:
 
     def __init__(self, most: int = 8, blend: float = 0.3, step_time: float = 0.0) -> None:
         self.num_taken = 0
-        self.pace = DraftPace()
+        self.pace = DraftTimes()
         self.loaded = asyncio.Event()  # who comes before waits
         self.loaded.set()
         self.failure: ForerunError | None = None  # of loading

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.estimators import RttEstimator
 from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
-from edge_client.core.draft_pace import ENOUGH, SharedCores
+from edge_client.core.draft_times import ENOUGH, SharedCores
 from edge_client.core.effects import Mode
 from edge_client.core.policies import (
     AdaptivePolicy,
@@ -19,7 +19,7 @@ from edge_client.core.policies import (
     GrowthView,
     TokenCandidate,
 )
-from edge_client.core.policies.foresight import ArrivalModel, Foresight, wait_for
+from edge_client.core.policies.arrival_forecast import ArrivalCases, ArrivalForecast, wait_for
 from edge_client.core.policies.governor import (
     LOOK_AGAIN,
     SETTLED,
@@ -109,18 +109,18 @@ def test_no_verifier_waits_for_a_draft_that_is_wrong_or_slow_or_unknown() -> Non
 
 
 def test_a_turn_for_which_the_verifier_waits_takes_what_comes_until_then() -> None:
-    view, foresight = sure(make_view(rtt=0.010)), Foresight()
-    foresight.update(view, 0.0, 0.0)
-    assert foresight.tip_met(view.tree.tip.id, view.now + 0.001) is None
+    view, forecast = sure(make_view(rtt=0.010)), ArrivalForecast()
+    forecast.update(view, 0.0, 0.0)
+    assert forecast.tip_met(view.tree.tip.id, view.now + 0.001) is None
     view.news_at = view.now = 11.0
-    foresight.update(view, 0.0, 0.012)
-    assert foresight.tip_met(view.tree.tip.id, view.now + 0.001) is view.tree.tip
+    forecast.update(view, 0.0, 0.012)
+    assert forecast.tip_met(view.tree.tip.id, view.now + 0.001) is view.tree.tip
 
 
-def note_sent(foresight: Foresight, nodes: list[Node], now: float) -> None:
+def note_sent(forecast: ArrivalForecast, nodes: list[Node], now: float) -> None:
     for node in nodes:
         node.wire_id = node.id
-    foresight.sent(nodes, now)
+    forecast.sent(nodes, now)
 
 
 def brute_force_tip(view: GrowthView, chain: list[Node], sent_at: list[float], arrival: float) -> int:
@@ -136,7 +136,7 @@ def brute_force_tip(view: GrowthView, chain: list[Node], sent_at: list[float], a
     return tip
 
 
-# Foresight ------------------------------------------------------------------------------------------------
+# ArrivalForecast ----------------------------------------------------------------------------------------
 
 
 @given(
@@ -149,50 +149,50 @@ def test_the_tip_is_foreseen_as_turn_by_turn(
     rtt: float, turn: float, pauses: list[float], later: float
 ) -> None:
     """Nodes of a path that left one after the other; is a child that leaves `later` still ahead?"""
-    view, foresight = make_view(rtt=rtt, turn=turn), Foresight()
+    view, forecast = make_view(rtt=rtt, turn=turn), ArrivalForecast()
     chain, now, sent_at = grow_chain(view, len(pauses)), view.now, list[float]()
-    foresight.update(view)
+    forecast.update(view)
     for node, pause in zip(chain, pauses, strict=True):
         now += pause
-        note_sent(foresight, [node], now)
+        note_sent(forecast, [node], now)
         sent_at.append(now)
     leaves = now + later
     arrival = leaves + 0.5 * view.rtt.smoothed_rtt
     phase = (arrival - (10.0 - 0.5 * view.rtt.smoothed_rtt)) / view.turn.smoothed % 1.0
     if 1e-6 < phase < 1 - 1e-6:  # at the very moment of a turn rounding decides
         tip = brute_force_tip(view, chain, sent_at, arrival)
-        met = foresight.tip_met(chain[-1].id, leaves)
+        met = forecast.tip_met(chain[-1].id, leaves)
         assert met == ([view.tree.tip, *chain][tip] if tip <= len(chain) else None)
 
 
 def test_nothing_is_late_before_the_verifier_has_begun() -> None:
-    view, foresight = make_view(rtt=1.0), Foresight()
+    view, forecast = make_view(rtt=1.0), ArrivalForecast()
     view.news_at = None
-    foresight.update(view)
-    assert foresight.tip_met(view.tree.tip.id, view.now) is view.tree.tip
-    assert foresight.levels_to_catch_up(view.tree.tip, view.now, STEP) == 0
-    assert foresight.departure(view.now) == -math.inf
+    forecast.update(view)
+    assert forecast.tip_met(view.tree.tip.id, view.now) is view.tree.tip
+    assert forecast.levels_to_catch_up(view.tree.tip, view.now, STEP) == 0
+    assert forecast.departure(view.now) == -math.inf
 
 
 def test_a_draft_behind_catches_up_by_as_many_levels_as_the_verifier_is_ahead() -> None:
     """Over a round trip of 10 turns, drafting 6 levels a turn, 10 + 10/6 + ... = 12 levels lie between."""
-    view, foresight = make_view(rtt=0.299), Foresight()
-    foresight.update(view)
-    levels = foresight.levels_to_catch_up(view.tree.tip, view.now + STEP, STEP)
+    view, forecast = make_view(rtt=0.299), ArrivalForecast()
+    forecast.update(view)
+    levels = forecast.levels_to_catch_up(view.tree.tip, view.now + STEP, STEP)
     assert levels == math.ceil(11 / (1 - STEP / TURN))
-    assert foresight.levels_to_catch_up(view.tree.tip, view.now + STEP, 2 * TURN) > 10_000
+    assert forecast.levels_to_catch_up(view.tree.tip, view.now + STEP, 2 * TURN) > 10_000
 
 
 def test_what_was_foreseen_is_forgotten_when_there_is_news() -> None:
     """A node that leaves so late comes for the sixth turn; with news of then it is in time again."""
-    view, foresight = make_view(rtt=0.0), Foresight()
+    view, forecast = make_view(rtt=0.0), ArrivalForecast()
     (node,) = grow_chain(view, 1)
-    foresight.update(view)
+    forecast.update(view)
     later = view.now + 5.5 * TURN
-    assert foresight.tip_met(node.id, later) is None
+    assert forecast.tip_met(node.id, later) is None
     view.news_at = later  # the tip is where it was, only now
-    foresight.update(view)
-    assert foresight.tip_met(node.id, later) is view.tree.tip
+    forecast.update(view)
+    assert forecast.tip_met(node.id, later) is view.tree.tip
 
 
 def jittery(deviation: float, samples: int = 400) -> GrowthView:
@@ -205,7 +205,7 @@ def jittery(deviation: float, samples: int = 400) -> GrowthView:
 
 @pytest.mark.parametrize("deviation", [0.01, 0.9])
 def test_a_round_trip_that_is_steady_or_spreads_over_turns_is_one_case(deviation: float) -> None:
-    outlook = ArrivalModel()
+    outlook = ArrivalCases()
     outlook.update(jittery(deviation * TURN))
     assert [likely for likely, _ in outlook.cases] == [1.0]
 
@@ -369,8 +369,8 @@ def test_the_first_nodes_of_a_path_do_not_wait() -> None:
 def test_the_last_moment_to_leave_is_the_last_that_comes_for_the_same_turn(
     rtt: float, turn: float, later: float
 ) -> None:
-    view, foresight = make_view(rtt=rtt, turn=turn), Foresight()
-    foresight.update(view)
+    view, forecast = make_view(rtt=rtt, turn=turn), ArrivalForecast()
+    forecast.update(view)
     leaves = view.now + later
 
     def turns_begun(sent_at: float) -> int:
@@ -378,7 +378,7 @@ def test_the_last_moment_to_leave_is_the_last_that_comes_for_the_same_turn(
 
     phase = (rtt + later) / turn % 1.0
     if 1e-3 < phase < 1 - 1e-3:  # at the very moment of a turn rounding decides
-        last = foresight.departure(leaves)
+        last = forecast.departure(leaves)
         assert turns_begun(last - 1e-6) == turns_begun(leaves) < turns_begun(last + 1e-6)
 
 

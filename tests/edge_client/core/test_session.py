@@ -34,7 +34,7 @@ from common.prompt_lookup import SharedTexts
 from common.sampling import SamplingParams
 from common.suffix_index import GrowingIndex
 from common.tree import Node
-from edge_client.core.draft_pace import ENOUGH, DraftPace
+from edge_client.core.draft_times import ENOUGH, DraftTimes
 from edge_client.core.effects import (
     DEAR_MASKS,
     NOTHING_READ,
@@ -535,7 +535,7 @@ def test_what_the_draft_has_not_read_is_counted() -> None:
 
 
 def test_a_text_that_cannot_be_read_before_its_end_is_not_drafted_and_the_mode_says_why() -> None:
-    pace = DraftPace()
+    pace = DraftTimes()
     for _ in range(20):
         pace.reads.sample(4000, 24.0)
     long = replace(CONFIG, prompt=(7,) * 4000, sampling=SamplingParams(max_tokens=100))
@@ -553,7 +553,7 @@ def test_a_text_that_cannot_be_read_before_its_end_is_not_drafted_and_the_mode_s
 
 
 def test_while_a_long_prompt_is_read_the_mode_says_so() -> None:
-    pace = DraftPace()
+    pace = DraftTimes()
     for _ in range(20):
         pace.reads.sample(1000, 6.0)
     long = replace(CONFIG, prompt=(7,) * 1000, sampling=SamplingParams(max_tokens=2000))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.llama.runtime import LlamaRuntime
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import NOTHING_READ
 from edge_client.draft.measure_pace import KeptPaces, PaceTables, measure_pace
 from tests.edge_client.draft.tree_world import count_decodes, exact_settings
@@ -46,7 +46,7 @@ def test_the_tables_are_the_devices_own(runtime: LlamaRuntime, monkeypatch: pyte
     clock = SlowRows(runtime, monkeypatch)
     tables = measure_pace(runtime, budget=60.0, clock=clock)
     assert tables.rows == pytest.approx(ROW_COSTS)
-    pace = DraftPace()
+    pace = DraftTimes()
     tables.teach(pace)
     assert pace.rows.predict(2) == pytest.approx(0.085)
     assert pace.reads.predict(8) == pytest.approx(0.080)
@@ -54,7 +54,7 @@ def test_the_tables_are_the_devices_own(runtime: LlamaRuntime, monkeypatch: pyte
 
 
 def test_a_short_batch_within_the_noise_does_not_make_long_prompts_look_slow() -> None:
-    pace = DraftPace()
+    pace = DraftTimes()
     PaceTables({1: 0.010, 2: 0.010}, {2: 0.0099, 33: 0.042}).teach(pace)
     pace.reads.sample(1, 0.002)
     assert 10.0 < pace.reads.predict(20_000) < 40.0
@@ -121,7 +121,7 @@ TEN_MS = {"rows": {"1": 0.01, "2": 0.01}, "batches": {"2": 0.01, "3": 0.01}}
     [(100, 0.019, False), (100, 0.03, True), (100, 0.0055, False), (100, 0.004, True), (3, 0.03, False)],
 )
 def test_a_pace_drifts_when_texts_steps_differ_twofold(steps: int, took: float, drifts: bool) -> None:
-    pace = DraftPace()
+    pace = DraftTimes()
     PaceTables({1: 0.010, 2: 0.012}, {2: 0.02, 3: 0.03}).teach(pace)
     for _ in range(steps):
         pace.sample(1, took, NOTHING_READ, 0.0)

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from common.llama.gguf import _native, _Params
+from common.llama.gguf_header import _native, _Params
 from common.llama.library import library
 from tests.edge_client.draft.tiny_gguf import TinyShape, _add_tokenizer
 

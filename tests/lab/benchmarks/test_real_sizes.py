@@ -24,7 +24,7 @@ from lab.benchmarks.real_sizes.pair import PairText
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
 from lab.demo_models import DRAFT_GGUF
 from simulator.figures import pace
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText
 from tests.support.clock import Clock
 

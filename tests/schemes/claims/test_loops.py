@@ -10,7 +10,7 @@ import pytest
 from schemes.claims.runner import mean_pace
 from schemes.policies.rounds import tokens_per_round
 from simulator.drafts import BetaDraft
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, VerifierSpec, World
 from tests.schemes.claims import loops

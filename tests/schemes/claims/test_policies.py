@@ -31,7 +31,7 @@ from schemes.policies.saguaro import SaguaroPolicy, fan_outs
 from schemes.policies.specedge import SpecEdgePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
-from simulator.link import LinkSpec, Outage
+from simulator.link_spec import LinkSpec, Outage
 from simulator.schemes import CLAIRVOYANT, policy_maker
 from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World

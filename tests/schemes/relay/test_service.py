@@ -15,7 +15,7 @@ from common.messages import FinishReason, Open
 from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from edge_client.core.draft_pace import DraftPace
+from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import Drafted, Expand, MoveTip, StartDrafter
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
@@ -60,7 +60,7 @@ class Middle:
 
     free: list[Seat]
     all_free: asyncio.Event = field(default_factory=asyncio.Event)
-    pace: DraftPace = field(default_factory=DraftPace)
+    pace: DraftTimes = field(default_factory=DraftTimes)
 
     async def prepare(self, grammar: str) -> None: ...
 

@@ -10,7 +10,7 @@ from common.errors import UserError
 from schemes.relay.tier import TieredDraft, TierSpec, both_knowledges, tier_of
 from schemes.worlds.hierarchy import TierModel, TierPair, best_hierarchies, gain
 from simulator.files import experiment_from
-from simulator.link import LinkSpec
+from simulator.link_spec import LinkSpec
 from simulator.schemes import run_scheme
 from simulator.world import DeviceSpec, World
 

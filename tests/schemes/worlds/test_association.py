@@ -16,7 +16,7 @@ from schemes.worlds.association import _Crowd, turn
 from simulator.events import Draws
 from simulator.experiment import Pool
 from simulator.files import experiment_from
-from simulator.link import LinkSpec, Trace
+from simulator.link_spec import LinkSpec, Trace
 from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
 from simulator.world import NEAREST, VerifierSite, VerifierSpec, World, associated, dealt
 

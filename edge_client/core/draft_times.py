@@ -61,7 +61,7 @@ class SharedCores:
         return min(seconds, self._alone.smoothed) if self.knows_both else seconds
 
 
-class DraftPace:
+class DraftTimes:
     """Estimates the seconds of a draft step by rows, and the seconds that reading committed tokens adds. One
     object per draft model."""
 

@@ -64,13 +64,13 @@ def wait_for(view: GrowthView) -> Wait:
     return best
 
 
-class ArrivalModel:
+class ArrivalCases:
     """Predicts arrivals: one case if round trips hardly differ, else an early, a usual and a late one."""
 
     def __init__(self) -> None:
         sent_at = dict[int, float]()
-        self.usual, self._early, self._late = (Foresight(sent_at) for _ in range(3))
-        self.cases: tuple[tuple[float, Foresight], ...] = ((1.0, self.usual),)  # each with its chance
+        self.usual, self._early, self._late = (ArrivalForecast(sent_at) for _ in range(3))
+        self.cases: tuple[tuple[float, ArrivalForecast], ...] = ((1.0, self.usual),)  # each with its chance
         self.wait = NO_WAIT  # the verifier was told this, or nearly this
 
     def update(self, view: GrowthView) -> None:
@@ -88,7 +88,7 @@ class ArrivalModel:
 
     def through_missing_levels(self, node: Node, sent_at: float, step: float, survival: float) -> float:
         """Return the log chance that all levels missing below `node` are right, each with log-probability
-        `survival`. Times as for `Foresight.levels_to_catch_up`."""
+        `survival`. Times as for `ArrivalForecast.levels_to_catch_up`."""
         if len(self.cases) == 1:
             return (1 + self.usual.levels_to_catch_up(node, sent_at, step)) * survival
         levels = [(likely, each.levels_to_catch_up(node, sent_at, step)) for likely, each in self.cases]
@@ -102,7 +102,7 @@ def _rest(wait: Wait, turn: float) -> float:
     return left if left <= 1e-6 * wait.most_us else 0.0
 
 
-class Foresight:
+class ArrivalForecast:
     """Predicts when nodes reach the verifier, and where its tip will be then if their paths are right.
 
     Turns are counted from the newest news: its tip was there half a round trip earlier, and turns follow each
