@@ -158,8 +158,8 @@ def test_the_tip_is_foreseen_as_turn_by_turn(
         sent_at.append(now)
     leaves = now + later
     arrival = leaves + 0.5 * view.rtt.smoothed_rtt
-    phase = (arrival - (10.0 - 0.5 * view.rtt.smoothed_rtt)) / view.turn.smoothed % 1.0
-    if 1e-6 < phase < 1 - 1e-6:  # at the very moment of a turn rounding decides
+    phases = [(at - 10.0 + view.rtt.smoothed_rtt) / view.turn.smoothed % 1.0 for at in (*sent_at, leaves)]
+    if all(1e-6 < phase < 1 - 1e-6 for phase in phases):  # at the very moment of a turn rounding decides
         tip = brute_force_tip(view, chain, sent_at, arrival)
         met = forecast.tip_met(chain[-1].id, leaves)
         assert met == ([view.tree.tip, *chain][tip] if tip <= len(chain) else None)
