@@ -371,7 +371,7 @@ class LlamaModel(LlamaVocabulary):
         with GgufFile(self.path) as file:
             heads = self._by_layer(file, "attention.head_count")
             kept = self._by_layer(file, "attention.head_count_kv")
-        width = self._number("embedding_length") // max(1, *heads)
+        width = self._number("embedding_length") // max([1, *heads])
         parts = ("key",) if self.keeps_latents else ("key", "value")
         own = sum(self._number(f"attention.{part}_length") or width for part in parts)
         kept = kept if any(kept) else heads
