@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,16 @@ from common.privacy import Privacy
 from common.wire.describe import TokenTable
 from common.wire.grpc_options import server_options, session_bytes
 from common.wire.wire_fields import check_request
+
+
+class _NotOfLostCalls(logging.Filter):
+    """Drops gRPC's error about a call whose client was gone before the call's status could be sent."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("ExecuteBatchError")
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_NotOfLostCalls())
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
