@@ -489,7 +489,7 @@ class TextEndpoints:
 
 def _listed(chat: ChatPrompt) -> list[dict[str, Any]]:
     """Return the tools for the template's list."""
-    return [tool.to_json() for tool in chat.tools.listed]
+    return [tool.to_json() for tool in chat.tools.listed if not tool.in_messages]
 
 
 def is_default(name: str) -> bool:

@@ -5,8 +5,9 @@ The shapes are those of the `anthropic` Python SDK 2.12.0 (`anthropic/types`).
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -267,8 +268,8 @@ def read_messages(fields: Fields, output: Fields) -> ChatPrompt:
     turns = list(fields.entries("messages", MAX_MESSAGES))
     if not turns:
         raise wrong("messages", "messages must have at least one message")
-    tools = _read_tools(fields)
-    chat = _TurnReader()
+    tools, later = _read_tools(fields)
+    chat = _TurnReader(later)
     if system := _read_system(fields):
         chat.messages.append({"role": "system", "content": system})
     last_user = max((at for at, turn in enumerate(turns) if turn.any("role") == "user"), default=-1)
@@ -278,7 +279,7 @@ def read_messages(fields: Fields, output: Fields) -> ChatPrompt:
     if not chat.messages or chat.messages[-1]["role"] not in ("user", "tool"):
         words = "messages must end with the user's; this model does not continue a begun answer"
         raise wrong("messages", words, "unsupported_parameter")
-    return _make_chat(fields, output, chat.messages, _read_choice(fields, tuple(tools)))
+    return _make_chat(fields, output, chat.messages, _read_choice(fields, (*tools, *chat.tools)))
 
 
 def _make_chat(fields: Fields, output: Fields, messages: list[Json], tools: Tools) -> ChatPrompt:
@@ -308,18 +309,21 @@ def _read_schema(fields: Fields, name: str) -> Json | None:
     return schema
 
 
-def _read_tools(fields: Fields) -> list[Tool]:
-    """Read the tools. Those that a message may load later are listed from the beginning, too."""
-    tools = list[Tool]()
+def _read_tools(fields: Fields) -> tuple[list[Tool], dict[str, Tool]]:
+    """Read the tools that can be called from the beginning, and those that a message must load first."""
+    tools, later = list[Tool](), dict[str, Tool]()
     for entry in fields.entries("tools", MAX_TOOLS):
         kind = entry.text("type", "custom")
         if kind != "custom":
             entry.ignore("type", f"only Anthropic's servers know tools of type {kind}")
             continue
-        tools.append(read_function(entry, "input_schema"))
-        entry.any("defer_loading")
+        tool = read_function(entry, "input_schema")
+        if entry.flag("defer_loading"):
+            later[tool.name] = replace(tool, in_messages=True)
+        else:
+            tools.append(tool)
         entry.finish()
-    return tools
+    return tools, later
 
 
 def _read_choice(fields: Fields, listed: tuple[Tool, ...]) -> Tools:
@@ -354,11 +358,14 @@ class _TurnReader:
 
     Turns of one role in a row become one message, as Anthropic documents it and as many templates demand. A
     system message between turns becomes a reminder in the user's text, because many templates allow a system
-    message only at the beginning.
+    message only at the beginning. `later` are tools by name that messages may load. A tool is described where
+    it is loaded, so that the prompt before that place stays the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, later: Mapping[str, Tool]) -> None:
         self.messages = list[Json]()
+        self.tools = list[Tool]()  # that messages have loaded
+        self._later = later
         self._names = dict[str, str]()  # of the tools called, by the call's id
 
     def read(self, turn: Fields, is_past: bool) -> None:
@@ -370,7 +377,7 @@ class _TurnReader:
                 self._assistant(turn)
             case "system":
                 turn.any("output_config")  # the request's own counts
-                texts = list(_texts(_blocks(turn, "content")))
+                texts = list(_texts(_blocks(turn, "content"), self._load))
                 if texts and not (turn.text("clear_at") == "next_user_message" and is_past):
                     self._system(BETWEEN.join(texts))
             case _:
@@ -391,7 +398,7 @@ class _TurnReader:
 
     def _result(self, block: Fields) -> None:
         identity = block.text("tool_use_id", longest=MAX_ID)
-        text = BETWEEN.join(_texts(_blocks(block, "content")))
+        text = BETWEEN.join(_texts(_blocks(block, "content"), self._load))
         content = f"Error: {text}" if block.flag("is_error") else text
         name = {"name": self._names[identity]} if identity in self._names else {}
         self.messages.append({"role": "tool", "content": content, "tool_call_id": identity, **name})
@@ -424,6 +431,17 @@ class _TurnReader:
         self._names[identity] = name
         return tool_call(identity, name, arguments)
 
+    def _load(self, block: Fields) -> str:
+        """Return the description of a tool that a block loads."""
+        added = block.object("tool") or block
+        name = added.text("tool_name") or added.text("name")
+        tool = self._later.get(name)
+        if tool is None:
+            return f"The tool {name} is not there."
+        if tool not in self.tools:
+            self.tools.append(tool)
+        return json.dumps(tool.to_json(), ensure_ascii=False)
+
     def _add(self, role: str, text: str) -> None:
         """Add text to the last message if it has this role, else a message."""
         if not self.messages or self.messages[-1]["role"] != role:
@@ -445,8 +463,8 @@ def _blocks(fields: Fields, name: str) -> list[Fields]:
     return [fields.entry(name, at, each) for at, each in enumerate(content)]
 
 
-def _texts(blocks: Iterable[Fields]) -> Iterator[str]:
-    """Yield the texts of blocks."""
+def _texts(blocks: Iterable[Fields], load: Callable[[Fields], str] | None = None) -> Iterator[str]:
+    """Yield the texts of blocks. `load` returns that of a block that loads a tool, where such may stand."""
     for block in blocks:
         match block.any("type"):
             case "text":
@@ -456,11 +474,10 @@ def _texts(blocks: Iterable[Fields]) -> Iterator[str]:
             case "search_result":
                 head = f"{block.text('title')} ({block.text('source')})"
                 yield BETWEEN.join((head, *_texts(_blocks(block, "content"))))
-            case "tool_reference" | "tool_addition":
-                added = block.object("tool") or block
-                yield f"The tool {added.text('tool_name') or added.text('name')} can be called."
-            case "tool_removal":
-                block.ignore("type", "tools stay listed")
+            case "tool_reference" | "tool_addition" if load is not None:
+                yield load(block)
+            case "tool_removal" if load is not None:
+                block.ignore("type", "tools stay loaded")
             case kind:
                 words = f"{block.at}type is {kind!r}, which is not supported here; the model reads only text"
                 raise wrong(f"{block.at}type", words[:400], "unsupported_parameter")

@@ -62,6 +62,7 @@ class Tool:
     description: str
     parameters: dict[str, Any]  # a JSON schema
     strict: bool = False  # a call's arguments must match the schema
+    in_messages: bool = False  # a message describes it, so the chat template does not list it
 
     def to_json(self) -> dict[str, Any]:
         """Return the tool as chat templates get it."""

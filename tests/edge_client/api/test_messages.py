@@ -190,11 +190,15 @@ LATER = {**TOOL, "name": "g", "defer_loading": True}
     ],
     ids=["tool_reference", "tool_addition"],
 )
-def test_a_tool_that_may_be_loaded_later_is_listed_from_the_beginning(loading: Json) -> None:
+def test_a_tool_that_is_loaded_later_is_described_where_it_is_loaded(loading: Json) -> None:
+    """The list of tools stands at the beginning of a prompt, so it must not grow."""
     begun = [USER, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [RESULT]}]
-    read = [chat(messages=messages, tools=[TOOL, LATER]) for messages in (begun, [*begun[:2], loading])]
-    assert [[tool.name for tool in each.tools.callable] for each in read] == [["f", "g"]] * 2
-    assert "The tool g can be called." in read[1].messages[-1]["content"]
+    before = chat(messages=begun, tools=[TOOL, LATER])
+    after = chat(messages=[*begun[:2], loading], tools=[LATER, TOOL])
+    assert [tool.name for tool in before.tools.callable] == ["f"]
+    assert [(tool.name, tool.in_messages) for tool in after.tools.callable] == [("f", False), ("g", True)]
+    assert after.messages[:2] == before.messages[:2]
+    assert '"name": "g"' in after.messages[-1]["content"]
 
 
 ON, OFF = ({"enable_thinking": each} for each in (True, False))
@@ -236,6 +240,7 @@ WRONG: list[tuple[Json, str]] = [
     ({"messages": content("abc")}, "messages[0].content[0]"),
     ({"messages": content({"type": "text"})}, "messages[0].content[0].text"),
     ({"messages": content({"type": "image", "source": {}})}, "messages[0].content[0].type"),
+    ({"messages": content({"type": "tool_reference", "tool_name": "f"})}, "messages[0].content[0].type"),
     ({"messages": content({**RESULT, "content": [{"type": "image"}]})},
      "messages[0].content[0].content[0].type"),
     ({"messages": [USER, {"role": "assistant", "content": [{**CALL, "input": "a"}]}, USER]},
