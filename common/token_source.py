@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.prompt_lookup import LEAST
+from common.prompt_lookup import LEAST, PromptLookup, grow_guesses
 from common.tree import SpeculationTree
 
 
@@ -28,3 +28,26 @@ class TokenSource:
 
     def close(self) -> None:
         """Let other sessions use this text, which has ended."""
+
+
+class CopiedText(TokenSource):
+    """Copies from the session's own text and from texts that sessions share."""
+
+    copies = True
+
+    def __init__(self, lookup: PromptLookup, most: int | None = None) -> None:
+        """`most`: new nodes at a time; None: no limit."""
+        self._lookup = lookup
+        self._most = most
+
+    def grow(
+        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
+    ) -> None:
+        room = room if self._most is None else min(self._most, room)
+        grow_guesses(tree, self._lookup, last, room, surely, from_tip=from_tip)
+
+    def learn(self, node: int, token: int) -> None:
+        self._lookup.append(token)
+
+    def close(self) -> None:
+        self._lookup.close()

@@ -105,34 +105,22 @@ class StepsInFlight:
         cannot hold every tip."""
         if self.running is None or self.planned:
             return None
-        return plan_ahead(self.running, everybody, config, memory, preemption, batcher)
-
-
-def plan_ahead(
-    running: Running,
-    everybody: Iterable[VerifySession],
-    config: SchedulerConfig,
-    memory: KvMemory,
-    preemption: Preemption,
-    batcher: Batcher,
-) -> NextStep | None:
-    """Return the next step; None if it could hold more than tips, or cannot hold every tip."""
-    members = list(running.sessions.values())
-    going = [session for session in members if not session.ended]
-    if not all(session.only_tip for session in going) or any(each.ready for each in everybody):
-        return None
-    sources = [place for place, each in enumerate(members) if not each.ended and not each.ends_next]
-    sessions = [members[place] for place in sources]
-    if not sessions or batcher.rows.left(config.max_rows, 0) < len(sessions) or preemption.num_waiting:
-        return None
-    if sum(len(session.lease.slots) + 1 for session in sessions) > config.max_context:
-        return None
-    if not all(preemption.has_more(session) for session in sessions):
-        return None
-    tokens: IntArray = np.zeros(len(sessions), np.int32)
-    items, slots = [], dict[int, list[int]]()
-    for place, session in enumerate(sessions):
-        taken = slots[session.key] = memory.take(session.lease, 1)
-        items.append(session.item_ahead(tokens[place : place + 1], taken))
-    plan, by_key = StepPlan(tuple(items)), {each.key: each for each in sessions}
-    return NextStep(plan, by_key, slots, batcher.reads(plan), tokens, sources, len(members))
+        members = list(self.running.sessions.values())
+        going = [session for session in members if not session.ended]
+        if not all(session.only_tip for session in going) or any(each.ready for each in everybody):
+            return None
+        sources = [place for place, each in enumerate(members) if not each.ended and not each.ends_next]
+        sessions = [members[place] for place in sources]
+        if not sessions or batcher.rows.left(config.max_rows, 0) < len(sessions) or preemption.num_waiting:
+            return None
+        if sum(len(session.lease.slots) + 1 for session in sessions) > config.max_context:
+            return None
+        if not all(preemption.has_more(session) for session in sessions):
+            return None
+        tokens: IntArray = np.zeros(len(sessions), np.int32)
+        items, slots = [], dict[int, list[int]]()
+        for place, session in enumerate(sessions):
+            taken = slots[session.key] = memory.take(session.lease, 1)
+            items.append(session.item_ahead(tokens[place : place + 1], taken))
+        plan, by_key = StepPlan(tuple(items)), {each.key: each for each in sessions}
+        return NextStep(plan, by_key, slots, batcher.reads(plan), tokens, sources, len(members))

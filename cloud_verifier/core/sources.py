@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.prompt_lookup import LEAST, PromptLookup, grow_guesses
-from common.token_source import TokenSource
+from common.prompt_lookup import PromptLookup
+from common.token_source import CopiedText, TokenSource
 from common.tree import Node, SpeculationTree
 
 
@@ -20,27 +20,14 @@ class VerifierSource(TokenSource):
         """Take leave of a step's nodes, the tip first: they are text now, or dead."""
 
 
-class RecalledText(VerifierSource):
-    """Copies from the session's own text and from texts that sessions share."""
-
-    copies = True
+class RecalledText(CopiedText, VerifierSource):
+    """Copies from earlier texts. It also remembers what the target chose on branches that died."""
 
     def __init__(self, lookup: PromptLookup, committed: Sequence[int] = ()) -> None:
-        self._lookup = lookup
+        super().__init__(lookup)
         for token in committed:
             lookup.append(token)
-
-    def grow(
-        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
-    ) -> None:
-        grow_guesses(tree, self._lookup, last, room, surely, from_tip=from_tip)
-
-    def learn(self, node: int, token: int) -> None:
-        self._lookup.append(token)
 
     def forget(self, tree: SpeculationTree, nodes: Sequence[Node]) -> None:
         """Remember the target's choices on branches that died."""
         self._lookup.recycle(nodes, tree.committed)
-
-    def close(self) -> None:
-        self._lookup.close()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.prompt_lookup import LEAST, PromptLookup, SharedTexts, grow_guesses
-from common.token_source import TokenSource
-from common.tree import Node, SpeculationTree
+from common.prompt_lookup import PromptLookup, SharedTexts
+from common.token_source import CopiedText, TokenSource
+from common.tree import Node
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 
 MOST_GUESSED = 32
@@ -30,21 +30,8 @@ class ProposalSource(TokenSource):
         """Drop what is known of a node that died."""
 
 
-class EarlierText(ProposalSource):
-    """Copies from the session's own text and from texts that sessions share."""
-
-    copies = True
+class EarlierText(CopiedText, ProposalSource):
+    """Copies from earlier texts, at most `MOST_GUESSED` tokens at a time."""
 
     def __init__(self, begins_with: Sequence[int], shared: SharedTexts) -> None:
-        self._lookup = PromptLookup(begins_with, shared)
-
-    def grow(
-        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
-    ) -> None:
-        grow_guesses(tree, self._lookup, last, min(MOST_GUESSED, room), surely, from_tip=from_tip)
-
-    def learn(self, node: int, token: int) -> None:
-        self._lookup.append(token)
-
-    def close(self) -> None:
-        self._lookup.close()
+        super().__init__(PromptLookup(begins_with, shared), MOST_GUESSED)
