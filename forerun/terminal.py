@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from os import terminal_size
 from typing import Literal, Self, TextIO, TypeVar
 
@@ -128,6 +128,12 @@ class Painter:
 
     def dim(self, text: str) -> str:
         return f"{DIM}{text}{RESET}" if self.colour else text
+
+
+def number_in(figures: Mapping[str, object], name: str) -> float:
+    """Return a figure; 0 if there is none, or no number."""
+    value = figures.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def note(text: str) -> None:

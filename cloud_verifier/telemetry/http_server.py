@@ -121,15 +121,15 @@ class _Handler(WSGIRequestHandler):
         """Log nothing: a scraper asks every few seconds."""
 
 
-class _Server(ThreadingWSGIServer):
+class _PageServer(ThreadingWSGIServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: the client left, is too slow, or sends no HTTP."""
 
 
-def _listening(host: str, port: int) -> _Server:
+def _listening(host: str, port: int) -> _PageServer:
     """Return a server that listens. Raises `OSError`."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    server: type[_Server] = type("_FamilyServer", (_Server,), {"address_family": family})
+    server: type[_PageServer] = type("_FamilyServer", (_PageServer,), {"address_family": family})
     return server((str(address[0]), port), _Handler)
 
 

@@ -22,7 +22,7 @@ from edge_client.texts.events import (
     ThoughtAdded,
     origins_of,
 )
-from forerun.terminal import RESET, Painter, Screen, harmless, note
+from forerun.terminal import RESET, Painter, Screen, harmless, note, number_in
 
 Figures = Mapping[str, Any]
 
@@ -214,18 +214,18 @@ def _short(text: str) -> str:
 
 def stats_line(figures: Figures) -> str:
     """Return an answer's known figures in words."""
-    count, elapsed = _number(figures, "tokens"), _number(figures, "elapsed_ms")
+    count, elapsed = number_in(figures, "tokens"), number_in(figures, "elapsed_ms")
     parts = [f"{count:.0f} {'token' if count == 1 else 'tokens'} in {elapsed:.0f} ms"]
-    pace, first = ms_per_token(figures), f"the first after {_number(figures, 'first_token_ms'):.0f} ms"
+    pace, first = ms_per_token(figures), f"the first after {number_in(figures, 'first_token_ms'):.0f} ms"
     parts.append(first if pace is None else f"{pace:.1f} ms per token, {first}")
-    if (waited := _number(figures, "waited_ms")) >= 100:
+    if (waited := number_in(figures, "waited_ms")) >= 100:
         parts.append(f"{waited / 1e3:.1f} s in the daemon's queue before")
     parts += _steps_and_shares(figures)
-    if rtt := _number(figures, "rtt_p50_ms"):
+    if rtt := number_in(figures, "rtt_p50_ms"):
         parts.append(f"RTT {rtt:.1f} ms")
-    if speedup := _number(figures, "estimated_speedup"):
+    if speedup := number_in(figures, "estimated_speedup"):
         parts.append(f"about {speedup:.1f} times the pace of streaming")
-    if resumes := _number(figures, "resumes"):
+    if resumes := number_in(figures, "resumes"):
         parts.append(f"the link was taken up again {resumes:.0f} {'time' if resumes == 1 else 'times'}")
     if figures.get("mode") not in (None, "ahead"):
         parts.append(str(figures["mode"]))
@@ -237,7 +237,7 @@ def total_line(answers: Sequence[Figures]) -> str:
     if not answers:
         return "nothing was written yet"
     names = ("tokens", "elapsed_ms", "accepted", "proposed", "target_steps", "device_tokens", "resumes")
-    total: dict[str, Any] = {name: sum(_number(each, name) for each in answers) for name in names}
+    total: dict[str, Any] = {name: sum(number_in(each, name) for each in answers) for name in names}
     if total["target_steps"]:
         by_target = total["tokens"] - total["device_tokens"]
         total["acceptance_length"] = by_target / total["target_steps"]
@@ -250,22 +250,17 @@ def total_line(answers: Sequence[Figures]) -> str:
 
 def ms_per_token(figures: Figures) -> float | None:
     """Return the pace of the tokens after the first; None if there are none."""
-    count, first = _number(figures, "tokens"), _number(figures, "first_token_ms")
-    return (_number(figures, "elapsed_ms") - first) / (count - 1) if count > 1 else None
+    count, first = number_in(figures, "tokens"), number_in(figures, "first_token_ms")
+    return (number_in(figures, "elapsed_ms") - first) / (count - 1) if count > 1 else None
 
 
 def _steps_and_shares(figures: Figures) -> list[str]:
     parts = list[str]()
-    if length := _number(figures, "acceptance_length"):
+    if length := number_in(figures, "acceptance_length"):
         parts.append(f"{length:.2f} tokens per target step")
-    count, proposed = _number(figures, "tokens"), _number(figures, "proposed")
+    count, proposed = number_in(figures, "tokens"), number_in(figures, "proposed")
     if count and proposed:
-        accepted = _number(figures, "accepted")
+        accepted = number_in(figures, "accepted")
         share = 100 * accepted / count
         parts.append(f"{share:.0f} % of the text drafted here ({accepted:.0f} of {proposed:.0f} guesses)")
     return parts
-
-
-def _number(figures: Figures, name: str) -> float:
-    value = figures.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0

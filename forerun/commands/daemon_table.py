@@ -11,6 +11,7 @@ from typing import Any
 from common.errors import PeerError
 from edge_client.process.client import LocalClient
 from forerun import terminal
+from forerun.terminal import number_in
 
 Json = Mapping[str, Any]
 
@@ -117,14 +118,14 @@ def look(client: LocalClient, now: float) -> DaemonLook:
 
 def paces(now: DaemonLook, before: DaemonLook | None) -> dict[str, float]:
     """Return tokens per second by id: between two looks, or since the text began."""
-    old = {each["id"]: _number(each, "tokens") for each in before.texts} if before is not None else {}
+    old = {each["id"]: number_in(each, "tokens") for each in before.texts} if before is not None else {}
     rates = dict[str, float]()
     for each in now.texts:
-        count, name = _number(each, "tokens"), str(each["id"])
+        count, name = number_in(each, "tokens"), str(each["id"])
         if before is not None and name in old and now.at > before.at:
             rates[name] = (count - old[name]) / (now.at - before.at)
         else:
-            rates[name] = count / max(_number(each, "elapsed_ms") / 1e3, 1e-6)
+            rates[name] = count / max(number_in(each, "elapsed_ms") / 1e3, 1e-6)
     return rates
 
 
@@ -139,9 +140,9 @@ COLUMNS: dict[str, Callable[[Json, float], str]] = {
     "ID": lambda each, pace: str(each["id"]),
     "CLIENT": lambda each, pace: str(each.get("client") or "-"),
     "MODE": lambda each, pace: str(each.get("mode", "-")),
-    "AGE": lambda each, pace: duration(_number(each, "elapsed_ms") / 1e3),
-    "PROMPT": lambda each, pace: f"{_number(each, 'prompt'):.0f}",
-    "TOKENS": lambda each, pace: f"{_number(each, 'tokens'):.0f}",
+    "AGE": lambda each, pace: duration(number_in(each, "elapsed_ms") / 1e3),
+    "PROMPT": lambda each, pace: f"{number_in(each, 'prompt'):.0f}",
+    "TOKENS": lambda each, pace: f"{number_in(each, 'tokens'):.0f}",
     "TOK/S": lambda each, pace: f"{pace:.1f}",
     "T/STEP": lambda each, pace: _known(each, "acceptance_length", 2),
     "EDGE%": lambda each, pace: _share(each, "accepted", "tokens"),
@@ -156,8 +157,8 @@ NAMES = ("ID", "CLIENT", "MODE", "VERIFIER")
 
 SORTS: dict[str, Callable[[Json, float], Any]] = {
     "pace": lambda each, pace: (-pace, str(each["id"])),
-    "age": lambda each, pace: (-_number(each, "elapsed_ms"), str(each["id"])),
-    "text": lambda each, pace: (-_number(each, "tokens"), str(each["id"])),
+    "age": lambda each, pace: (-number_in(each, "elapsed_ms"), str(each["id"])),
+    "text": lambda each, pace: (-number_in(each, "tokens"), str(each["id"])),
 }
 """Sort keys of the table, largest first, by name."""
 
@@ -178,17 +179,12 @@ def screen(now: DaemonLook, before: DaemonLook | None = None, *, sort: str = "pa
     return [*status_lines(now.status), count, "", *rows(now, before, sort=sort)]
 
 
-def _number(each: Json, name: str) -> float:
-    value = each.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def _known(each: Json, name: str, digits: int) -> str:
     """Format a number, or "-" for 0, which the daemon reports for unmeasured values."""
-    number = _number(each, name)
+    number = number_in(each, name)
     return f"{number:.{digits}f}" if number else "-"
 
 
 def _share(each: Json, part: str, whole: str) -> str:
-    total = _number(each, whole)
-    return f"{100 * _number(each, part) / total:.0f}%" if total else "-"
+    total = number_in(each, whole)
+    return f"{100 * number_in(each, part) / total:.0f}%" if total else "-"

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from forerun.rig import own_places
 from lab import demo_models
 from tests.edge_client.draft.tiny_gguf import write_copy
 from tests.support.ports import free_port
@@ -124,9 +125,7 @@ class Daemon:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    root = tmp_path_factory.mktemp("daemon")
-    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    return {name: str(root / name.lower()) for name in names}
+    return own_places(tmp_path_factory.mktemp("daemon"))
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +249,7 @@ verifier.addresses = ["{verifier}"]
 def test_a_file_of_two_pairs_makes_one_daemon_of_both(verifier: str, tmp_path: Path) -> None:
     file = tmp_path / "edge.toml"
     file.write_text(PAIRS.format(draft=demo_models.DRAFT_GGUF, verifier=verifier))
-    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    places = {name: str(tmp_path / name.lower()) for name in names}
+    places = own_places(tmp_path)
     daemon = ready("--config", str(file), **places)
     target, draft = demo_models.TARGET_DIR.name, demo_models.DRAFT_GGUF.stem
     listed = [each["id"] for each in daemon.get("/v1/models")["data"]]
@@ -276,8 +274,7 @@ def test_a_file_of_two_pairs_makes_one_daemon_of_both(verifier: str, tmp_path: P
 def test_without_a_draft_model_it_drafts_from_an_index_and_after_a_restart_from_earlier_texts(
     verifier: str, tmp_path: Path
 ) -> None:
-    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    places = {name: str(tmp_path / name.lower()) for name in names}
+    places = own_places(tmp_path)
     file, project = (
         write_copy(tmp_path / "vocabulary.gguf", demo_models.DRAFT_GGUF, weights=False),
         tmp_path / "project",

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from forerun.rig import own_places
 from tests.clients.programs import FOLDER, IN_ITS_ENVIRONMENT
 from tests.conftest import REAL_MODELS, WHERE_PROGRAMS_ARE
 from tests.edge_client.draft.tiny_gguf import write_copy
@@ -69,8 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The pair with its target in llama.cpp, where greedy is the default, or in torch."""
     root, address = tmp_path_factory.mktemp("pair"), f"127.0.0.1:{free_port()}"
-    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    places = {name: str(root / name.lower()) for name in names}
+    places = own_places(root)
     if request.param == "gguf":
         target = write_copy(root / TARGET.name, TARGET, {"general.sampling.temp": 0.0})
         options = ["--slots", "32768"]  # as `forerun launch` advises

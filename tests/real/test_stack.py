@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from common.sampling import SamplingParams
+from forerun.rig import own_places
 from tests.conftest import REAL_MODELS, SMOLLM2
 from tests.edge_client.test_daemon import PATIENCE, SCHEMA, Daemon, Process, ready, start
 from tests.real.models import Alone
@@ -71,8 +72,7 @@ def begin_verifier(address: str) -> Process:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     root, address = tmp_path_factory.mktemp("real"), f"127.0.0.1:{free_port()}"
-    names = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
-    places = {name: str(root / name.lower()) for name in names}
+    places = own_places(root)
     verifier = begin_verifier(address)
     running = Stack(address, verifier, ready("--verifier", address, "--draft", MODEL, **places))
     yield running
