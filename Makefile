@@ -59,7 +59,7 @@ lab: setup ## run the tests of schemes, training and lab, which `make test` leav
 real: setup $(MODELS) ## run the tests with published models, all GGUF files of FORERUN_REAL_MODELS (.venv/models)
 	$(BIN)/python -m pytest tests/real $(ARGS)
 
-ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make test` runs its tests, too
+ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make lab` runs its tests, too
 
 clients: setup $(CLIENTS_STAMP) $(AGENTS_STAMP) ## add the programs of tests/clients (2.4 GB), so that `make test` runs their tests, too
 
@@ -221,8 +221,8 @@ $(SMOLLM2): $(STAMP)
 	@test -f $@ || $(BIN)/python -m tests.real.fetch $@ \
 		|| echo "forerun: SmolLM2 cannot be fetched; the tests of tests/real will be skipped"
 
-# Ray Serve is for those who live there, and large: `make test` skips its tests where it is not.
-$(RAY_STAMP): pyproject.toml constraints/dev.txt
+# Ray Serve is for those who live there, and large: `make lab` skips its tests where it is not.
+$(RAY_STAMP): pyproject.toml lab/integrations/forerun_ray/pyproject.toml constraints/dev.txt
 	@echo "forerun: installing Ray Serve"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt -e '.[ray]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt -e . -e lab/integrations/forerun_ray
 	@touch $@

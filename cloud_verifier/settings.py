@@ -1,15 +1,14 @@
 """Define the verifier's configuration: its sections and their schema.
 
 `load_config` builds it; it is passed down and never changes. One schema gives the flags of `forerun verify`,
-the variables FORERUN_VERIFY_KEY, the TOML file of `--config` and the arguments of a Ray Serve application. A
-key is the same word in all of them. (The prefix is not FORERUN_VERIFIER_, because Kubernetes sets variables
-of that name for a Service `forerun-verifier`.)
+the variables FORERUN_VERIFY_KEY and the TOML file of `--config`. A key is the same word in all of them. (The
+prefix is not FORERUN_VERIFIER_, because Kubernetes sets variables of that name for a Service
+`forerun-verifier`.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from cloud_verifier.core.limits import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.core.rules import rule_of
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.live_files import read_bytes
-from common.config.merge import load_config, meant
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
 from common.llama.files import is_gguf
@@ -432,39 +430,3 @@ class VerifierConfig:
 
 
 SCHEMA = Schema(VerifierConfig, "FORERUN_VERIFY_", is_flat=True)
-
-
-# Ray Serve --------------------------------------------------------------------------------------------------
-
-PLAIN_TEXT = "the port of Ray's proxy is plain text; terminate TLS in front of it"
-
-RAYS_OWN = {
-    "listen": "Ray's proxy listens, on the port of grpc_options",
-    "tls_cert": PLAIN_TEXT,
-    "tls_key": PLAIN_TEXT,
-    "tls_client_ca": PLAIN_TEXT,
-    "tenant_certificate": "Ray's proxy forwards no certificate; use token_keys or tenant_header",
-    "tensor_parallel": "Ray does not start its processes; give every replica one device",
-    "json": "a replica's standard output is not read",
-}
-"""Keys that have no use under Ray Serve, each with the reason."""
-
-
-def from_ray(args: Mapping[str, Any]) -> VerifierConfig:
-    """Build the configuration from an application's arguments, in which `-` may stand for `_`."""
-    try:
-        given = {_name(key.replace("-", "_")): value for key, value in args.items()}
-        config = load_config(SCHEMA, given, {}, []).config
-        config.target.path  # noqa: B018 - raises
-    except UserError as error:
-        raise UserError(f"in the application's args: {error}") from error
-    return replace(config, server=replace(config.server, listen="127.0.0.1:0"))
-
-
-def _name(key: str) -> str:
-    if key in RAYS_OWN:
-        raise UserError(f"{key} cannot be given, because {RAYS_OWN[key]}")
-    known = {entry.key: entry.name for entry in SCHEMA.entries}
-    if key not in known:
-        raise UserError(f"a verifier has no setting {key!r}{meant(key, known)}")
-    return known[key]

@@ -35,7 +35,7 @@ NEEDED_MODULES = {
     "broker": (("aiomqtt", "nacl"), "pip install 'forerun[edge]'"),
     "browser": (("selenium",), "pip install 'forerun[dev]'"),
     "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
-    "ray": (("ray", "mmh3"), "pip install 'forerun[ray]'"),
+    "ray": (("ray", "mmh3"), "pip install -e lab/integrations/forerun_ray"),
     "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""

@@ -1,7 +1,7 @@
 """Build a verifier from its configuration: the engine, the worker, the identity of callers, the listeners.
 
 `forerun verify`, measurements and tests call `serve`. Ray Serve carries calls itself and uses the parts
-(`forerun.ray_serve`).
+(`forerun_ray.application`).
 """
 
 from __future__ import annotations

@@ -1,20 +1,17 @@
-"""A flag, a variable, a file and Ray give a verifier the equal configuration, and errors name the origin."""
+"""A flag, a variable and a file give a verifier the equal configuration, and errors name the origin."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.settings import RAYS_OWN, SCHEMA, VerifierConfig, from_ray
+from cloud_verifier.settings import SCHEMA, VerifierConfig
 from common.acceptance import AcceptanceRule
 from common.config.merge import Loaded, load_config
 from common.config.pages import flags_from
@@ -26,7 +23,6 @@ from forerun.commands.verify import config_of
 from tests.cloud_verifier.configured import configured
 
 PARSER = build_parser("verify")
-EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "serve.yaml"
 TEXTS = {
     "listen": "127.0.0.1:0",
     "http": "[::1]:9464",
@@ -115,11 +111,6 @@ def test_every_way_to_give_a_setting_gives_the_equal_config(
         tmp_path / value if entry.setting.is_path else found
     )
     assert (environment.origins[entry.name].layer, file.origins[entry.name].layer) == ("environment", "file")
-    if entry.flag and not {*more} & {*RAYS_OWN}:
-        args = {"model": "m", **more}
-        expected = by_flags("--listen", "127.0.0.1:0", *(() if "model" in more else ("--model=m",)), *words)
-        assert from_ray(args) == expected.config
-        assert from_ray({key: as_text(each) for key, each in args.items()}) == expected.config
 
 
 def test_each_layer_beats_those_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,47 +197,6 @@ def test_a_word_stands_for_none() -> None:
     assert configured("--tls-cert=c", "--tls-key=k", "--tls-client-ca=a", "--tenant-certificate") == (
         configured("--tls-cert=c", "--tls-key=k", "--tls-client-ca=a", "--tenant-certificate=")
     )
-
-
-# Ray Serve --------------------------------------------------------------------------------------------------
-
-
-def test_ray_may_write_a_dash_for_an_underscore() -> None:
-    assert from_ray({"model": "m", "max-sessions": "3"}).limits.max_sessions == 3
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({}, "--model"),
-        ({"model": "m", "slot": 3}, "slots"),
-        ({"model": "m", "slots": "many"}, "target.slots"),
-        *(({"model": "m", name: "x"}, RAYS_OWN[name]) for name in RAYS_OWN),
-        ({"model": "m", "tls-cert": "x"}, RAYS_OWN["tls_cert"]),
-    ],
-)
-def test_what_ray_cannot_be_told_is_refused(args: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match="in the application's args: ") as caught:
-        from_ray(args)
-    assert words in str(caught.value)
-
-
-def test_rays_example_names_what_is_there() -> None:
-    found = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
-    (app,) = found["applications"]
-    assert from_ray(app["args"]).target.path == "lab/demo_models/target"
-    (servicer,) = found["grpc_options"]["grpc_servicer_functions"]
-    module, name = servicer.rsplit(".", 1)
-    assert callable(getattr(importlib.import_module(module), name))
-    (deployment,) = app["deployments"]
-    assert "graceful_shutdown_timeout_s" not in deployment, "it would take the place of `grace`"
-    assert deployment["autoscaling_config"]["target_ongoing_requests"] <= app["args"]["max_sessions"]
-
-
-def test_the_verifier_itself_needs_no_ray() -> None:
-    import cloud_verifier.ray.serve  # noqa: F401
-
-    assert "ray" not in sys.modules
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tiny target as an application of Ray Serve, for `tests.drivers.ray_cluster`.
+"""The tiny target as an application of Ray Serve, for `tests.lab.integrations.ray_cluster`.
 
 Its `model` is a folder. Each replica marks its steps in a file there, and holds every step while there is a
 file `hold`.
@@ -22,10 +22,10 @@ APPLICATION = f"{__name__}:application"
 
 
 def application(args: Mapping[str, Any]) -> Any:
-    """As `forerun.ray_serve.verifier`."""
-    from forerun import ray_serve
+    """As `forerun_ray.application.verifier`."""
+    from forerun_ray.application import application as build
 
-    return ray_serve.application(args, loading)
+    return build(args, loading)
 
 
 class Marked(TinyTarget):

@@ -1,6 +1,6 @@
 """A small Ray cluster of its own on this machine that serves `deploy/ray/serve.yaml`, as a process.
 
-    python -m tests.drivers.ray_cluster --args '{"model": "lab/demo_models/target"}' --replicas 1
+    python -m tests.lab.integrations.ray_cluster --args '{"model": "lab/demo_models/target"}' --replicas 1
 
 Says on standard output where it listens, as a line of JSON, when that many replicas run; then takes lines
 `{"replicas": N}` on standard input and says so when it is so. It ends with its standard input.
@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.ports import free_port
 
-CONFIG = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "serve.yaml"
+CONFIG = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "serve.yaml"
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # its default leaves a file in the home folder
@@ -104,7 +104,7 @@ def deploy(client: Any, wanted: dict[str, Any], replicas: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
-    option("--application", default="forerun.ray_serve:verifier", help="what builds it (%(default)s)")
+    option("--application", default="forerun_ray.application:verifier", help="what builds it (%(default)s)")
     option("--args", type=json.loads, default={}, metavar="JSON", help="beside those of the example")
     option("--replicas", type=int, default=1, metavar="N", help="at first (%(default)s)")
     options = parser.parse_args()

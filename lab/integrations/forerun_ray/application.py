@@ -1,7 +1,7 @@
 """Runs a verifier as an application of Ray Serve: `serve run deploy/ray/serve.yaml` (deploy/README.md).
 
 The verifier is the one that `forerun verify` makes of the same options; Ray only carries its calls. Only Ray
-imports this module. It and `cloud_verifier.ray.router` are all that needs Ray.
+imports this module.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 
-from cloud_verifier.ray.serve import RayFace
 from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.lifecycle import Lifecycle
 from cloud_verifier.server.serving import identity_of, load, watched, worker_of
-from cloud_verifier.settings import VerifierConfig, from_ray
+from cloud_verifier.settings import VerifierConfig
 from cloud_verifier.telemetry.monitor import DENIED
 from common.privacy import Privacy
 from forerun.commands.verify import check, logged
+from forerun_ray.arguments import from_ray
+from forerun_ray.proxied_calls import RayFace
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetEngine
@@ -73,8 +74,6 @@ def application(args: Mapping[str, Any], loading: Load) -> Any:
         max_ongoing_requests=max(MOST_CALLS, 2 * config.limits.max_sessions),
         graceful_shutdown_timeout_s=config.server.grace,  # Ray cuts off the sessions still there then
         ray_actor_options={"num_gpus": 1 if config.target.device.startswith("cuda") else 0},
-        request_router_config=RequestRouterConfig(
-            request_router_class="cloud_verifier.ray.router.SessionRouter"
-        ),
+        request_router_config=RequestRouterConfig(request_router_class="forerun_ray.router.SessionRouter"),
     )
     return deployment.bind(config, loading)

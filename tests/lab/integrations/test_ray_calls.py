@@ -13,7 +13,6 @@ from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, Identity
-from cloud_verifier.ray.serve import RayFace, never_silent, nothing
 from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.lifecycle import Lifecycle
 from cloud_verifier.server.worker import Worker
@@ -24,6 +23,7 @@ from common.sampling import SamplingParams
 from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.describe import encode_describe_request
 from common.wire.status import DETAIL_KEY
+from forerun_ray.proxied_calls import RayFace, never_silent, nothing
 from tests.support.tiny import EOS, TABLE, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 

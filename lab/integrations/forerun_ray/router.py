@@ -1,6 +1,6 @@
 """Route a stream in Ray Serve's proxies to the replica that holds the KV of its chat.
 
-A deployment's `request_router_config` names this module; only Ray imports it.
+`application.py` and `deploy/ray/serve.yaml` name this class; only Ray imports this module.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
-from tests.drivers.ray_tiny import APPLICATION
+from tests.lab.integrations.ray_tiny import APPLICATION
 from tests.support.details import to_detail
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, VOCABULARY, generation
@@ -39,7 +39,7 @@ from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = [pytest.mark.grpc, pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 240.0
 GRACE = 5.0
 """Seconds for a replica's end, after which its sessions are cut off and move."""
@@ -94,8 +94,9 @@ def begun(folder: Path) -> Cluster:
     (folder / "config.json").write_text("{}", encoding="utf-8")  # what a model's folder has
     what = ["--application", APPLICATION, "--args", json.dumps({"model": str(folder), "grace": GRACE})]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.drivers.ray_cluster", *what, "--replicas", "2"],
+        [sys.executable, "-m", "tests.lab.integrations.ray_cluster", *what, "--replicas", "2"],
         cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'lab' / 'integrations'}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
