@@ -13,10 +13,9 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from common.errors import CapacityError, Code, LocalError
@@ -27,8 +26,8 @@ START_PATIENCE = 60.0
 IDLE = 1800.0
 """Seconds without a message after which a child ends and frees its memory."""
 
-LOOK_EVERY = 0.02
-"""Seconds between looks at a child's memory, in which the child can fill some 50 MB."""
+LOOK_EVERY_MS = 20
+"""Time between looks at a child's memory, in which the child can fill some 50 MB."""
 
 OUT_OF_TIME = int(getattr(signal, "SIGPROF", 0))
 """Signal that ends a child that has used up its processor time. A system without it has the clock alone."""
@@ -46,7 +45,6 @@ class ChildProcess:
         `purpose`. Raises `LocalError` if no process starts, and `CapacityError` if it does not answer within
         `START_PATIENCE`."""
         self.why = ""  # the bound that the work broke, if the process was ended for that
-        self._is_late = False  # it was ended by the clock
         self._max_line, self._purpose = max_line, purpose
         try:
             self._process = subprocess.Popen(
@@ -76,46 +74,34 @@ class ChildProcess:
         The work may take `seconds` of processor time, where the system can count them, and `memory` bytes
         (0: no bound). Raises `CapacityError` if no answer comes within `patience` seconds on the clock.
         """
-        process = self._process
-        assert process.stdin is not None, "started with a pipe"
-        assert process.stdout is not None, "started with a pipe"
-        with self._watched(patience, memory):
-            try:
-                process.stdin.write(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
-                process.stdin.flush()
-                answer: dict[str, Any] = json.loads(process.stdout.readline(self._max_line))
-            except (OSError, ValueError):
-                process.kill()
-                if process.wait() == -OUT_OF_TIME:
-                    self.why = f"takes more than {seconds:g} s of processor time"
-                answer = {}
-        if answer:
-            return answer
-        if self._is_late and not self.why:
-            words = f"this machine is too busy: the process for {self._purpose} got no answer ready"
-            raise CapacityError(f"{words} in {patience:g} s; try again later", Code.UNAVAILABLE)
-        return None
-
-    @contextlib.contextmanager
-    def _watched(self, patience: float, memory: int) -> Iterator[None]:
-        over = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(over, patience, memory), daemon=True)
-        watch.start()
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None, "started with a pipe"
+        assert stdout is not None, "started with a pipe"
+        late_at = time.monotonic() + patience
+        output = select.poll()
+        output.register(stdout, select.POLLIN)
         try:
-            yield
-        finally:
-            over.set()
-            watch.join()
-
-    def _watch(self, over: threading.Event, patience: float, memory: int) -> None:
-        until = time.monotonic() + patience
-        while not over.wait(LOOK_EVERY):
-            self._is_late = time.monotonic() >= until
-            if memory and resident(self._process.pid) > memory:
-                self.why = f"needs more than {memory >> 20} MiB of memory"
-            if self._is_late or self.why:
-                self._process.kill()
-                return
+            stdin.write(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
+            stdin.flush()
+            while not output.poll(LOOK_EVERY_MS):
+                if memory and resident(self._process.pid) > memory:
+                    self.why = f"needs more than {memory >> 20} MiB of memory"
+                    self._process.kill()
+                elif time.monotonic() >= late_at:
+                    self._process.kill()
+                    self._process.wait()
+                    raise CapacityError(
+                        f"this machine is too busy: the process for {self._purpose} got no answer ready in "
+                        f"{patience:g} s; try again later",
+                        Code.UNAVAILABLE,
+                    )
+            answer: dict[str, Any] = json.loads(stdout.readline(self._max_line))
+        except (OSError, ValueError):  # it has ended, or writes no line of JSON
+            self._process.kill()
+            if self._process.wait() == -OUT_OF_TIME:
+                self.why = f"takes more than {seconds:g} s of processor time"
+            return None
+        return answer
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,9 +2,10 @@
 
 A malformed file can end the process in llama.cpp: by an assertion, a bad pointer or exhausted memory. A
 daemon that loads such a file would die with all its texts, and again at its next start; a verifier would say
-nothing. So a child (`load_trial_child`) loads an unknown file first, for its tokens alone or with weights and
-a decode. A `UserError` says what ended the child. A file that has passed is recorded by place, size, times
-and inode in the state folder and is not tried again.
+nothing. So a child (`main`) loads an unknown file first, for its tokens alone or with weights and a decode.
+It ends with 0 if the file can be used, with 1 and a sentence for a refused file, and by a signal if llama.cpp
+crashes. A `UserError` says what ended it. A file that has passed is recorded by place, size, times and inode
+in the state folder and is not tried again.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from common.child import die_first, limit
 from common.errors import UserError
 from common.llama.files import find_model
-from common.llama.model import LlamaSettings
+from common.llama.library import library
+from common.llama.model import LlamaModel, LlamaSettings
+
+if TYPE_CHECKING:
+    from common.llama.runtime import LlamaRuntime
 
 logger = logging.getLogger(__name__)
 
-CHILD = "common.llama.load_trial_child"
+CHILD = "common.llama.load_trial"
 RULES = 1
 """Version of the trial's checks. A file that has passed an older version is tried again."""
 
@@ -41,6 +47,12 @@ SLOWEST = 10e6
 MAX_KEPT = 16  # entries of a table; the oldest is forgotten
 MAX_TABLE = 1 << 17  # bytes of a table, enough for `MAX_KEPT` entries with the longest names
 MAX_WORDS = 4096  # characters of a child's last words
+
+TEXT = "A text of some words, <|and marks|>."
+CELLS = 64
+MAX_ASKED = 1 << 16  # characters of the request
+FREE_MEMORY = 4 << 30  # bytes of addresses: Python, numpy, llama.cpp's buffers and its threads' stacks
+COPIES = 3  # of the file: as it is mapped, repacked for the processor, and something over
 
 
 class KeptTable:
@@ -86,19 +98,6 @@ class KeptTable:
             logger.warning("%s cannot be written (%s); %s", self._path, error, cost)
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRequest:
-    """Describes a child's task."""
-
-    path: str
-    weights: bool  # load the weights too, else the tokens alone
-    gpu_layers: int
-    batch_invariant: bool  # as in `LlamaSettings`
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
 class ModelTrials:
     """Tries files and keeps those that passed in the file `record` (None keeps nothing). Thread-safe."""
 
@@ -120,10 +119,8 @@ class ModelTrials:
                 return
             began = time.monotonic()
             logger.info("> trying %s in a process of its own", path)
-            _try(
-                TrialRequest(str(path), weights, settings.gpu_layers, settings.batch_invariant),
-                PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0),
-            )
+            patience = PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0)
+            _try(replace(settings, path=str(path)), weights, patience)
             logger.info("%s has passed its trial in %.1f s", path, time.monotonic() - began)
             cost = "the model is tried again at the next start"
             self._record.keep(str(path), wanted, cost)
@@ -153,31 +150,31 @@ def release() -> str:
         return f"unknown, rules {RULES}"
 
 
-def _try(asked: TrialRequest, limit: float) -> None:
+def _try(settings: LlamaSettings, weights: bool, patience: float) -> None:
     """Run a child to its end. Raises `UserError` with its message, or with the cause of its end."""
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # its crash handler would start a debugger
     try:
         done = subprocess.run(
             [sys.executable, "-m", CHILD],
-            input=asked.as_json(),
+            input=json.dumps({"settings": asdict(settings), "weights": weights}),
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
-            timeout=limit,
+            timeout=patience,
             env=environment,
         )
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f"llama.cpp has not loaded {asked.path} within {limit:.0f} s in a process of its own; the file "
-            "is damaged, or this machine is too slow for it. Fetch it again, or choose a smaller model"
+            f"llama.cpp has not loaded {settings.path} within {patience:.0f} s in a process of its own; the "
+            "file is damaged, or this machine is too slow for it. Fetch it again, or choose a smaller model"
         ) from error
     except OSError as error:
         raise UserError(
-            f"no process can be started to try {asked.path}: {error.strerror or error}"
+            f"no process can be started to try {settings.path}: {error.strerror or error}"
         ) from error
     if done.returncode:
-        raise UserError(_why(asked.path, done.returncode, done.stdout, done.stderr))
+        raise UserError(_why(settings.path, done.returncode, done.stdout, done.stderr))
 
 
 def _why(path: str, code: int, said: str, complained: str) -> str:
@@ -192,3 +189,64 @@ def _why(path: str, code: int, said: str, complained: str) -> str:
         f"llama.cpp cannot load {path}: the process that tried it {end}{last}. The file is damaged, or this "
         "llama.cpp fails on it; fetch it or convert the model again, or choose another model"
     )
+
+
+# --- the child's side ---------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    asked = json.loads(sys.stdin.read(MAX_ASKED))
+    try:
+        try_file(LlamaSettings(**asked["settings"]), weights=asked["weights"])
+    except UserError as error:
+        print(error)  # noqa: T201  the parent reads it
+        return 1
+    return 0
+
+
+def try_file(settings: LlamaSettings, *, weights: bool) -> None:
+    """Load and use a file, under lowered limits of this process. Raises `UserError`."""
+    die_first()
+    limit(RLIMIT_CORE=0)
+    # The limit refuses memory for false sizes in the file. Drivers of accelerators reserve far more
+    # addresses than they use; with them only `die_first` helps.
+    if not library().llama_supports_gpu_offload():
+        limit(RLIMIT_AS=FREE_MEMORY + COPIES * os.stat(settings.path).st_size)
+    if not weights:
+        with LlamaModel(settings, weights=False) as model:
+            _use_tokens(model)
+        return
+    from common.llama.runtime import LlamaRuntime
+
+    # A small context suffices to find a broken file. Several tokens (products of matrices) are decoded in two
+    # sequences (a draft tree), then one token.
+    small = replace(settings, n_ctx=CELLS, n_seq_max=2, n_batch=CELLS, max_rows=4)
+    with LlamaRuntime(small) as runtime:
+        tokens = _use_tokens(runtime)[:4]
+        count = len(tokens)
+        _decode(runtime, tokens, list(range(count)), [0] * count)
+        runtime.seq_copy(0, 1, 0, -1)
+        _decode(runtime, [tokens[0], tokens[-1]], [count, count], [0, 1])
+        _decode(runtime, tokens[:1], [count + 1], [1])
+
+
+def _use_tokens(model: LlamaModel) -> list[int]:
+    """Read all parts of the vocabulary. Return the ids of some text."""
+    model.token_table()
+    _ = model.chat_template, model.eos_ids, model.description
+    return [*model.begin_ids, *model.tokenize(TEXT, True)] or [0]
+
+
+def _decode(runtime: LlamaRuntime, tokens: list[int], positions: list[int], sequences: list[int]) -> None:
+    runtime.batch.fill(tokens, positions, sequences, [0] * (len(tokens) - 1) + [1])
+    code = runtime.decode()
+    if code:
+        raise UserError(
+            f"llama.cpp loads {runtime.path} and cannot evaluate it (code {code}); the file is damaged, or "
+            "memory is short. Fetch it again, or choose a smaller model"
+        )
+    runtime.logits(1).max()  # read, as the ranker does
+
+
+if __name__ == "__main__":
+    sys.exit(main())

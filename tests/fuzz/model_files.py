@@ -98,9 +98,9 @@ def _read(tally: FileTally, what: str, read: Callable[[], object]) -> bool:
 def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
-    from common.llama import library, load_trial_child, runtime  # noqa: F401
+    from common.llama import library, load_trial, runtime  # noqa: F401
     from common.llama.files import find_model
-    from common.llama.load_trial import TrialRequest
+    from common.llama.model import LlamaSettings
     from edge_client.draft import group  # noqa: F401
     from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
@@ -118,8 +118,8 @@ def _gguf(folder: Path) -> Play:
         if not _read(tally, f"gguf {seed} ({name})", lambda: find_model(str(path))):
             verdict = "refused by our reader"
         else:
-            asked = TrialRequest(str(path), weights=True, gpu_layers=0, batch_invariant=True)
-            verdict = _verdict(_forked(lambda: load_trial_child.try_file(asked)))
+            settings = LlamaSettings(str(path), batch_invariant=True)
+            verdict = _verdict(_forked(lambda: load_trial.try_file(settings, weights=True)))
         tally.outcomes[f"gguf: {verdict}"] += 1
         if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:
             tally.broken.append(f"gguf {seed} ({name}): passed its trial, then {end}")

@@ -14,6 +14,7 @@ from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_r
 from cloud_verifier.llama.llama_probe import probe
 from common.errors import UserError
 from common.llama import load_trial
+from common.llama.model import LlamaSettings
 from common.sampling import SamplingParams
 from lab.benchmarks.llama_repeats import count_repeats
 from tests.cloud_verifier.llama.test_engine import PROMPT, text_alone
@@ -97,9 +98,9 @@ def test_what_is_no_attention_only_decoder_is_refused_before_its_weights_are_loa
 
     tried, run = list[bool](), load_trial._try
 
-    def counted(what: load_trial.TrialRequest, limit: float) -> None:
-        tried.append(what.weights)
-        run(what, limit)
+    def counted(settings: LlamaSettings, weights: bool, patience: float) -> None:
+        tried.append(weights)
+        run(settings, weights, patience)
 
     monkeypatch.setattr(load_trial, "_try", counted)
     architecture, more = REFUSED[name]

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,6 +19,12 @@ from tests import wording
 pytestmark = pytest.mark.llama
 
 
+class Trial(NamedTuple):
+    gpu_layers: int
+    batch_invariant: bool
+    weights: bool
+
+
 @pytest.fixture
 def file(model: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
@@ -27,13 +34,13 @@ def file(model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[load_trial.TrialRequest]:
-    """What children were asked, each run as it is."""
-    asked, run = [], load_trial._try
+def children(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+    """The trials of children, each run as it is."""
+    asked, run = list[Trial](), load_trial._try
 
-    def count(what: load_trial.TrialRequest, limit: float) -> None:
-        asked.append(what)
-        run(what, limit)
+    def count(settings: LlamaSettings, weights: bool, patience: float) -> None:
+        asked.append(Trial(settings.gpu_layers, settings.batch_invariant, weights))
+        run(settings, weights, patience)
 
     monkeypatch.setattr(load_trial, "_try", count)
     return asked
@@ -45,20 +52,20 @@ def deadly(model: Path) -> bytes:
 
 
 def test_a_file_is_tried_once_and_known_by_the_next_daemon(
-    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest]
+    file: Path, tmp_path: Path, children: list[Trial]
 ) -> None:
     settings, record = LlamaSettings(str(file)), tmp_path / "tried.json"
     ModelTrials(record).ensure(settings, weights=False)
     ModelTrials(record).ensure(settings, weights=False)
-    assert [each.weights for each in children] == [False]
+    assert [trial.weights for trial in children] == [False]
     ModelTrials(record).ensure(settings, weights=True)
     ModelTrials(record).ensure(settings, weights=True)
     ModelTrials(record).ensure(settings, weights=False)
-    assert [each.weights for each in children] == [False, True], "who passed whole has passed in part"
+    assert [trial.weights for trial in children] == [False, True], "who passed whole has passed in part"
 
 
 def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
-    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest]
+    file: Path, tmp_path: Path, children: list[Trial]
 ) -> None:
     trials, settings = ModelTrials(tmp_path / "tried.json"), LlamaSettings(str(file))
     trials.ensure(settings, weights=False)
@@ -68,15 +75,10 @@ def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
     trials.ensure(settings, weights=False)
     trials.ensure(replace(settings, gpu_layers=1), weights=False)
     trials.ensure(replace(settings, batch_invariant=True), weights=False)
-    assert [(each.gpu_layers, each.batch_invariant) for each in children] == [
-        (0, False),
-        (0, False),
-        (1, False),
-        (0, True),
-    ]
+    assert [trial[:2] for trial in children] == [(0, False), (0, False), (1, False), (0, True)]
 
 
-def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[load_trial.TrialRequest]) -> None:
+def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[Trial]) -> None:
     whole = file.read_bytes()
     for length, costs in ((0, 0), (20, 0), (24, 1), (len(whole) // 2, 1), (len(whole) - 100, 1)):
         children.clear()
@@ -112,7 +114,7 @@ def test_a_child_that_hangs_is_ended(file: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"/a": 3}', "{" * 100, "\0" * (1 << 18)])
 def test_a_record_that_cannot_be_read_is_nothing(
-    file: Path, tmp_path: Path, children: list[load_trial.TrialRequest], content: str
+    file: Path, tmp_path: Path, children: list[Trial], content: str
 ) -> None:
     record = tmp_path / "tried.json"
     record.write_text(content)
@@ -127,7 +129,7 @@ def test_a_record_that_cannot_be_written_is_logged_only(file: Path, caplog: pyte
 
 
 def test_the_oldest_file_is_forgotten(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_trial, "_try", lambda asked, limit: None)
+    monkeypatch.setattr(load_trial, "_try", lambda settings, weights, patience: None)
     record = tmp_path / "tried.json"
     for number in range(load_trial.MAX_KEPT + 1):
         copy = tmp_path / f"{number}.gguf"
