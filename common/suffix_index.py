@@ -31,22 +31,8 @@ FIRST = DEPTH + 1
 START = np.full(FIRST, GAP, np.int32).tobytes()
 """The gaps before the first token."""
 
-PACKED, PACKED_BITS = 3, 21
-"""Tokens in an int64, and the bits of each. Larger ids, of which no vocabulary of today has any, count as the
-largest: a search then has a few steps more."""
-
-LARGEST_PACKED = (1 << PACKED_BITS) - 1
-
 SORTED_AT_ONCE = 256
 """Tokens from which sorting all of them is faster than inserting one after the other."""
-
-
-class Buffer(Protocol):
-    """Holds bytes whose slices are bytes: `bytes`, `bytearray` or a memory map."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: slice, /) -> Any: ...
 
 
 class Places(Protocol):
@@ -79,9 +65,12 @@ NO_MATCH = Match(0, 0, 0)
 
 
 class SuffixIndex:
-    """Finds the end of a text in indexed texts. `FrozenIndex` and `GrowingIndex` hold the texts."""
+    """Finds the end of a text in indexed texts, which do not change (`GrowingIndex`: which grow).
 
-    def __init__(self, text: Buffer, order: Places) -> None:
+    Args: text, the tokens as bytes, `START` first; order, of its places (`sort_places`).
+    """
+
+    def __init__(self, text: bytes | bytearray, order: Places) -> None:
         self._text, self._order = text, order
         self._context = _contexts(text, DEPTH)
 
@@ -89,7 +78,7 @@ class SuffixIndex:
         return len(self._order)
 
     @property
-    def text(self) -> Buffer:
+    def text(self) -> bytes | bytearray:
         """The tokens and gaps as bytes."""
         return self._text
 
@@ -107,7 +96,7 @@ class SuffixIndex:
         """Return the longest match of the end of `tail`, of `DEPTH` tokens at most, without gaps."""
         order, context, length = self._order, self._context, 0
         key = _as_key(tail[-DEPTH:])
-        at = bisect_left(order, key, *self._between(tail), key=context)
+        at = bisect_left(order, key, key=context)
         for neighbour in (at - 1, at):  # the longest match is beside the place where the key would stand
             if 0 <= neighbour < len(order):
                 length = max(length, _num_equal(context(order[neighbour]), key))
@@ -127,10 +116,6 @@ class SuffixIndex:
         followers = array("i", self._text[UNIT * place : UNIT * (place + count)]).tolist()
         return followers[: followers.index(GAP)] if GAP in followers else followers
 
-    def _between(self, tail: Sequence[int]) -> tuple[int, int]:
-        """Return a range of the order that holds the place where `tail` would stand."""
-        return 0, len(self._order)
-
     def _range(self, key: bytes, at: int) -> tuple[int, int]:
         """Return the range of the places whose context begins with `key`, which lie around `at`. Most are
         few, so the search doubles its steps from there on."""
@@ -144,38 +129,6 @@ class SuffixIndex:
             width *= 2
         end = bisect_right(order, key, at + width // 2, min(len(order), at + width - 1), key=begin)
         return first, end
-
-
-class FrozenIndex(SuffixIndex):
-    """Finds the end of a text in texts that do not change.
-
-    The first steps of a search compare the three nearest tokens alone. Those of every `APART`-th place stand
-    together, a quarter of a byte a token, so that most steps of a search touch neither text nor order.
-
-    Args: text, the tokens as bytes, `START` first; order, of its places (`sort_places`).
-    """
-
-    APART = 32
-
-    def __init__(self, text: Buffer, order: npt.NDArray[np.int32]) -> None:
-        super().__init__(text, order.data)
-        tokens = np.frombuffer(text, np.uint32)  # type: ignore[call-overload]  # any buffer
-        places = order[:: self.APART]
-        nearest = np.zeros(len(places), np.int64)
-        for back in range(1, PACKED + 1):
-            nearest = nearest << PACKED_BITS | np.minimum(tokens[places - back], LARGEST_PACKED)
-        self._nearest = nearest.data
-
-    def _between(self, tail: Sequence[int]) -> tuple[int, int]:
-        if len(tail) < PACKED:
-            return super()._between(tail)
-        nearest = 0
-        for back in range(1, PACKED + 1):
-            nearest = nearest << PACKED_BITS | min(tail[-back], LARGEST_PACKED)
-        block = beyond = bisect_left(self._nearest, nearest)
-        if beyond < len(self._nearest) and self._nearest[beyond] == nearest:
-            beyond = bisect_right(self._nearest, nearest, block)
-        return max(0, self.APART * (block - 1)), min(len(self._order), self.APART * beyond)
 
 
 class GrowingIndex(SuffixIndex):
@@ -240,7 +193,7 @@ class GrowingIndex(SuffixIndex):
         del self._text[: UNIT * dropped]
 
 
-def _contexts(text: Buffer, depth: int) -> Callable[[int], Any]:
+def _contexts(text: bytes | bytearray, depth: int) -> Callable[[int], Any]:
     """Return the function that gives the `depth` tokens before a place, reversed, in bytes that compare as
     the tokens do."""
     size = UNIT * depth
@@ -263,13 +216,13 @@ def _num_equal(context: bytes | bytearray, key: bytes) -> int:
     return (len(key) - (difference.bit_length() + 7) // 8) // UNIT
 
 
-def sort_places(text: Buffer, places: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+def sort_places(text: bytes | bytearray, places: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
     """Return `places` of a text, `START` first, in the order of an index.
 
     Prefix doubling (Manber and Myers 1993): places whose rank by the nearest tokens is known are ranked by
     twice as many. Only places that still share a rank are sorted again (Larsson and Sadakane 1999).
     """
-    tokens = np.frombuffer(text, np.uint32)  # type: ignore[call-overload]  # any buffer
+    tokens = np.frombuffer(text, np.uint32)
     size = len(tokens)
     rank = np.zeros(size, np.uint32)  # by place: where its first equal would stand in the order of all
     left = np.arange(2, size, dtype=np.int32)  # places that share their rank with others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,9 @@ from edge_client.network.client_tls import TlsSettings
 from edge_client.network.verifiers import Verifiers
 from edge_client.process.paths import path_of
 from edge_client.settings import DraftSection, EdgeConfig, VerifierSection
-from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.queue import Admission
-from edge_client.texts.text_service import TextService, TextSettings
+from edge_client.texts.text_service import FileTexts, TextService, TextSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DraftFiles:
     model: str  # of the draft model, or of one whose tokens are the target's
     small: str = ""  # of a smaller model in front of it; empty: none
     priors: PriorTable | None = None
-    indexes: tuple[Path, ...] = ()  # of the user's files
+    texts: Callable[[bytes], FileTexts] | None = None  # of the user's files, for a token table's fingerprint
     earlier: Path | None = None  # of earlier texts; None: they are in memory alone
 
 
@@ -82,7 +82,7 @@ async def open_pair(
     )
     settings = _text_settings(config, files.priors)
     drafts = opened.model
-    indexes = IndexFiles(files.indexes if draft.recall else (), opened.vocabulary.fingerprint)
+    file_texts = files.texts(opened.vocabulary.fingerprint) if files.texts and draft.recall else None
     earlier = None
     if draft.recall and draft.remember:
         earlier = EarlierTexts(draft.remember, files.earlier, opened.vocabulary.fingerprint)
@@ -94,7 +94,7 @@ async def open_pair(
         drafts,
         settings,
         admission=admission,
-        indexes=indexes,
+        file_texts=file_texts,
         earlier=earlier,
     )
     if drafts is not None:

@@ -1,6 +1,6 @@
 """Keep the newest tokens of this device's texts for lookup, over restarts too if the user wants that.
 
-The file is an index (`edge_client.texts.datastore`) without files, its owner's alone.
+The file is an index (`edge_client.texts.index_file`), its owner's alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.suffix_index import GrowingIndex
-from edge_client.texts.datastore import read, write
+from edge_client.texts.index_file import read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +60,15 @@ class EarlierTexts:
         if path is None or not path.exists():
             return None
         try:
-            store = read(path)
-        except (UserError, OSError) as error:
+            file = read_index(path)
+        except UserError as error:
             logger.warning("! the earlier texts in %s are not used: %s", path, error.__cause__ or error)
             return None
-        if store.fingerprint != self._fingerprint:
+        if file.fingerprint != self._fingerprint:
             words = "! the earlier texts in %s are of another tokenizer than the draft model's and not used"
             logger.warning(words, path)
             return None
-        index = GrowingIndex.copy_of(store.index, capacity)
+        index = GrowingIndex.copy_of(file.index, capacity)
         logger.info("earlier texts: %d tokens from %s", len(index), path)
         return index
 
@@ -76,6 +76,6 @@ class EarlierTexts:
         text, order = self.index.snapshot()
         self._is_saved, self._saved_at = True, self._clock()
         try:
-            await asyncio.to_thread(write, path, self._fingerprint, text, order)
+            await asyncio.to_thread(write_index, path, self._fingerprint, text, order)
         except UserError as error:
             logger.warning("! the earlier texts are in memory alone: %s", error)

@@ -19,6 +19,7 @@ from common.calibration import Beliefs, PriorTable
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
 from common.prompt_lookup import SharedTexts
+from common.suffix_index import SuffixIndex
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.core.draft_times import DraftTimes
@@ -32,7 +33,6 @@ from edge_client.network.channel import StreamSource
 from edge_client.network.generation import Generation
 from edge_client.texts.alone import AloneRun
 from edge_client.texts.answer import TextAnswer
-from edge_client.texts.datastore import IndexFiles
 from edge_client.texts.earlier import EarlierTexts
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, Totals
 from edge_client.texts.queue import Admission, QueuePlace
@@ -57,6 +57,17 @@ class DraftSource(Protocol):
 
     async def acquire(self, prompt: Sequence[int]) -> DraftSeat:
         """Return a seat. Raises `ForerunError` if the model cannot be loaded or has none."""
+        ...
+
+
+class FileTexts(Protocol):
+    """Holds texts of the user's files to look up in (`schemes.drafters.file_index`)."""
+
+    @property
+    def indexes(self) -> Sequence[SuffixIndex]: ...
+
+    async def refresh(self) -> None:
+        """Read the files that have changed."""
         ...
 
 
@@ -139,7 +150,7 @@ class TextService:
 
     Args: words, the target's tokens as the draft's file has them; vocabulary, their table; drafts, where the
     draft model's seats come from, or None to leave the verifiers alone; admission, the queue if other text
-    services of the daemon share it; indexes, of the user's files; earlier, texts to look up in.
+    services of the daemon share it; file_texts and earlier, texts to look up in.
     """
 
     def __init__(
@@ -151,7 +162,7 @@ class TextService:
         settings: TextSettings,
         clock: Callable[[], float] = time.monotonic,
         admission: Admission | None = None,
-        indexes: IndexFiles | None = None,
+        file_texts: FileTexts | None = None,
         earlier: EarlierTexts | None = None,
     ) -> None:
         self.words = words
@@ -168,7 +179,7 @@ class TextService:
         self._beliefs = Beliefs(settings.priors)
         self._acceptance = DraftSkill().acceptance  # of the newest text with drafts
         self._earlier = earlier
-        self._indexes = indexes or IndexFiles((), vocabulary.fingerprint)
+        self._file_texts = file_texts
         self._numbers = itertools.count(1)
         self._name = secrets.token_hex(16)  # unique
         self.orders = Orders.NONE
@@ -211,7 +222,8 @@ class TextService:
             seat = await self._seat(request, account, notes)
             if seat is not None:
                 stack.callback(seat.release)
-            await self._indexes.refresh()
+            if self._file_texts is not None:
+                await self._file_texts.refresh()
             account.began_at = self._clock()
             if request.writer is Writer.DRAFT:
                 account.mode = Mode.DEVICE_ONLY.value
@@ -273,7 +285,8 @@ class TextService:
         def begin(written: Sequence[int]) -> SessionRun:
             policy = make_policy(_policy_of(request, has_seat=seat is not None))
             earlier = None if self._earlier is None else self._earlier.index
-            shared = SharedTexts(earlier, self._indexes.indexes)
+            files = () if self._file_texts is None else self._file_texts.indexes
+            shared = SharedTexts(earlier, files)
             pace = self._drafts.pace if self._drafts is not None else None
             session = EdgeSession(self._config(request, written, seat, route), policy, shared, pace=pace)
             return Generation(session, route, seat)

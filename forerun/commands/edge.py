@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -127,7 +128,8 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
     """Return a pair's local files, fetched first if they are remote. Raise as `find_model`."""
     from common.llama.files import find_model
     from edge_client.pair import DraftFiles
-    from edge_client.texts.datastore import SUFFIX, place_of
+    from edge_client.texts.index_file import SUFFIX
+    from schemes.drafters.file_index import IndexFiles, place_of
 
     name, prior = config.draft.model, config.draft.prior
     if not name:
@@ -142,9 +144,9 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
         logger.info("> checking the SHA-256 of %s", name)
     model = find_model(name, config.draft.sha256)
     small = config.draft.small and find_model(config.draft.small)
-    indexes = tuple(place_of(each, paths.indexes) for each in config.draft.index)
+    indexes = [place_of(each, paths.indexes) for each in config.draft.index]
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
-    return DraftFiles(model, small, priors, indexes, earlier)
+    return DraftFiles(model, small, priors, partial(IndexFiles, indexes) if indexes else None, earlier)
 
 
 def _log_file(name: str) -> TextIO:

@@ -43,7 +43,7 @@ ALLOWED = {
         edge_client.api.app._body forerun.commands.demo_page.demo_routes.post""",
     "the size is checked first": """
         common.config.merge.read_toml forerun.commands.verify.check
-        edge_client.texts.datastore._text_in""",
+        schemes.drafters.file_index._text_in""",
 }
 """Reason -> functions that may read without a limit, by their dotted names."""
 

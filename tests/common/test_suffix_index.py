@@ -14,10 +14,8 @@ from common.suffix_index import (
     DEPTH,
     FIRST,
     GAP,
-    LARGEST_PACKED,
     NO_MATCH,
     START,
-    FrozenIndex,
     GrowingIndex,
     SuffixIndex,
     sort_places,
@@ -57,11 +55,11 @@ def grown(texts: Sequence[Sequence[int]], draw: random.Random) -> GrowingIndex:
     return index
 
 
-def frozen(index: GrowingIndex) -> FrozenIndex:
+def frozen(index: GrowingIndex) -> SuffixIndex:
     text = bytes(index._text)
     tokens = np.frombuffer(text, np.int32)
     places = np.flatnonzero(tokens != GAP)
-    return FrozenIndex(text, sort_places(text, places[places >= FIRST]))
+    return SuffixIndex(text, sort_places(text, places[places >= FIRST]).data)
 
 
 def case(draw: random.Random) -> tuple[list[list[int]], list[int]]:
@@ -95,7 +93,6 @@ def check(seed: int, num_cases: int) -> None:
 @pytest.mark.parametrize("at_once", [1, 12, 10**6])
 def test_a_look_up_equals_a_naive_search(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", at_once)
-    monkeypatch.setattr(FrozenIndex, "APART", 1 + at_once % 7)
     check(at_once, 3_400)
 
 
@@ -103,7 +100,6 @@ def test_a_look_up_equals_a_naive_search(at_once: int, monkeypatch: pytest.Monke
 def test_a_million_look_ups_equal_a_naive_search(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(100):
         monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", (1, 12, 10**6)[seed % 3])
-        monkeypatch.setattr(FrozenIndex, "APART", (1, 2, 7, 32)[seed % 4])
         check(1000 + seed, 10_000)
 
 
@@ -124,14 +120,6 @@ def test_tokens_end_where_their_text_ends() -> None:
     assert (match.length, match.num_places) == (2, 1), "the context of a text is compared"
     assert [index.tokens(place, 9) for place in index.places(match, 1)] == [[4, 5]]
     assert index.find((8,)) == NO_MATCH, "and never proposed"
-
-
-def test_ids_too_large_to_pack_are_distinguished() -> None:
-    ids = [LARGEST_PACKED + n for n in (0, 1, 2)]
-    text = [*ids, 5, *reversed(ids), 6]
-    index = frozen(GrowingIndex(text))
-    for tail, follower in ((ids, 5), (ids[::-1], 6)):
-        assert [index.tokens(place, 1) for place in index.places(index.find(tail), 9)] == [[follower]]
 
 
 def test_places_are_a_sample_of_the_whole_range() -> None:
@@ -167,7 +155,7 @@ def test_a_copy_is_the_same_and_grows_apart() -> None:
     first.separate((1, 2))
     first.extend((3, 3))
     text, order = first.snapshot()
-    for source in (first, FrozenIndex(text, np.frombuffer(order, np.int32))):
+    for source in (first, SuffixIndex(text, np.frombuffer(order, np.int32).data)):
         copy = GrowingIndex.copy_of(source)
         assert copy.snapshot() == (text, order)
         copy.separate()
@@ -193,8 +181,7 @@ def test_ten_million_tokens_are_searched_in_microseconds() -> None:
     tokens = np.concatenate([np.r_[pieces[n % 40][at : at + 400], n % 50_000] for n, at in _cuts()])
     text = START + tokens[: 10**7].astype(np.int32).tobytes()
     order = sort_places(text, np.arange(FIRST, FIRST + 10**7))
-    index = FrozenIndex(text, order)
-    assert len(text) + order.nbytes + index._nearest.nbytes < 100e6
+    index = SuffixIndex(text, order.data)
     ends = [int(at) for at in draw.integers(100, 10**7, 5_000)]
     tails = [[*tokens[at - 32 : at].tolist()[: 32 - at % 8], *range(at % 8)] for at in ends]
     began = time.process_time()
