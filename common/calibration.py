@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import mul
 from typing import Final
 
-from common.errors import UserError
 from common.estimators import RatioEstimator
 from common.sampling import SamplingParams
 
@@ -40,13 +38,6 @@ class Confidence:
     rest: float = 1.0  # chance of all other tokens over that of the last candidate
     miss: float = 0.03  # chance of all other tokens where a filter left fewer than `FULL_LIST`
 
-    def __post_init__(self) -> None:
-        for name, value in (("sharpness", self.sharpness), ("rest", self.rest)):
-            if not (value > 0 and math.isfinite(value)):
-                raise UserError(f"{name} is {value}; it must be finite and above 0")
-        if not 0 <= self.miss < 1:
-            raise UserError(f"miss is {self.miss}; it must lie in [0, 1)")
-
 
 @dataclass(frozen=True, slots=True)
 class BetaPrior:
@@ -54,12 +45,6 @@ class BetaPrior:
 
     spread: float  # standard deviation between the texts of a pair
     doubt: float  # standard deviation of the pair's estimated mean; 0 = known
-
-    def __post_init__(self) -> None:
-        if not (self.spread > 0 and math.isfinite(self.spread)):
-            raise UserError(f"spread is {self.spread}; it must be finite and above 0")
-        if not (self.doubt >= 0 and math.isfinite(self.doubt)):
-            raise UserError(f"doubt is {self.doubt}; it must be finite and 0 or more")
 
     @property
     def variance(self) -> float:
@@ -273,15 +258,6 @@ class PriorTable:
 
     points: tuple[tuple[float, Prior], ...]  # temperatures rising
 
-    def __post_init__(self) -> None:
-        temperatures = [temperature for temperature, _ in self.points]
-        if not temperatures:
-            raise UserError("a table of priors is empty; it needs at least one temperature")
-        if not all(0 <= each < math.inf for each in temperatures):
-            raise UserError(f"a table of priors has the temperatures {temperatures}; each must be 0 or more")
-        if any(before >= after for before, after in pairwise(temperatures)):
-            raise UserError(f"a table of priors has the temperatures {temperatures}; they must rise")
-
     def at(self, temperature: float) -> Prior:
         """Return the prior for a text at this temperature, 0 or more."""
         own, prior = self.points[self._nearest(temperature)]
@@ -337,8 +313,8 @@ class Beliefs:
     Filters (top-k, top-p, min-p) change what a score means, so texts with and without filters are kept apart.
     """
 
-    def __init__(self, table: PriorTable | None = None) -> None:
-        self._tables = dict.fromkeys((False, True), table or SHIPPED)
+    def __init__(self, table: PriorTable = SHIPPED) -> None:
+        self._tables = dict.fromkeys((False, True), table)
 
     def before(self, sampling: SamplingParams) -> Prior:
         """Return the prior for a new text."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.calibration import PriorTable
 from common.errors import UserError
 from common.llama.library import offloaded_layers
 from common.llama.model import FEWEST_SEQUENCES, MOST_SEQUENCES, LlamaSettings
@@ -34,7 +33,6 @@ class DraftFiles:
 
     model: str  # of the draft model, or of one whose tokens are the target's
     small: str = ""  # of a smaller model in front of it; empty: none
-    priors: PriorTable | None = None
     texts: Callable[[bytes], FileTexts] | None = None  # of the user's files, for a token table's fingerprint
     earlier: Path | None = None  # of earlier texts; None: they are in memory alone
 
@@ -80,7 +78,7 @@ async def open_pair(
     verifiers = await stack.enter_async_context(
         Verifiers(section.addresses, vocabulary=opened.vocabulary, tls=tls, insecure=section.insecure)
     )
-    settings = _text_settings(config, files.priors)
+    settings = _text_settings(config)
     drafts = opened.model
     file_texts = files.texts(opened.vocabulary.fingerprint) if files.texts and draft.recall else None
     earlier = None
@@ -120,12 +118,11 @@ def _llama(file: str, draft: DraftSection) -> LlamaSettings:
     )
 
 
-def _text_settings(config: EdgeConfig, priors: PriorTable | None) -> TextSettings:
+def _text_settings(config: EdgeConfig) -> TextSettings:
     return TextSettings(
         seats=config.draft.seats,
         max_waiting=config.api.max_queue,
         privacy=Privacy[config.verifier.privacy.upper()],
-        priors=priors,
     )
 
 

@@ -305,12 +305,6 @@ class DraftSection:
         alias="--policy",
         is_common=True,
     )
-    prior: str = setting(
-        "",
-        "calibration file made by `forerun fit`: initial trust in the draft model",
-        is_path=True,
-        alias="--prior",
-    )
     power_steps_per_second: float = file_setting(
         0.0,
         "most draft steps per second, to save the battery; 0: unlimited",

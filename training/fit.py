@@ -1,4 +1,4 @@
-"""Implements `forerun fit`: fits the initial trust in a draft to recordings of it."""
+"""Implements `forerun fit`: fits the initial trust in a draft, and the learned stop, to recordings of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 
 from common.calibration import Prior
 from common.wire.grpc_options import version
-from edge_client.draft.prior_file import FORMAT, VERSION, point_as_json
-from forerun.options import REQUIRED, add_command, argument, option, write_out
+from forerun.options import REQUIRED, add_command, argument, option
 from forerun.terminal import note
 from schemes.policies.pacer import StopScorer
 from simulator.recordings import Recording, read_recording
@@ -19,12 +18,12 @@ from training.fitting import HELD_OUT_EVERY, LogLoss, TextSplit, fit, fit_scorer
 
 DESCRIPTION = f"""\
 Fit the prior, an edge's initial trust in a draft's scores, to recordings of that draft. Report how well it
-predicts held-out texts (every {HELD_OUT_EVERY}th). Recordings of one temperature are fitted together.
+predicts held-out texts (every {HELD_OUT_EVERY}th), beside the shipped one. Recordings of one temperature are
+fitted together.
 
   forerun record --out cold.jsonl --ignore-eos
   forerun record --out warm.jsonl --ignore-eos --temperature 0.8
-  forerun fit cold.jsonl warm.jsonl --out prior.json
-  forerun edge --prior prior.json ...
+  forerun fit cold.jsonl warm.jsonl
 
 The last line of each temperature is the growth policy `pacer` with its learned stop (docs/adaptation.md)."""
 
@@ -42,12 +41,10 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """Declares what is fitted, and where the prior goes."""
+    """Declares what is fitted."""
 
     recordings: tuple[Path, ...] = argument(REQUIRED, "files of `forerun record`", "RECORDING", nargs="+")
-    out: Path | None = option(None, "file for the prior, for `forerun edge --prior FILE`", "FILE")
-    date: str | None = option(None, "date to note in the file", "TEXT")
-    json: bool = option(False, "print the prior as JSON, as --out writes it")
+    json: bool = option(False, "print the priors as JSON")
 
 
 def add_parser(commands: Any) -> None:
@@ -66,17 +63,9 @@ def _run(options: FitOptions) -> int:
         points.append(_point(part, prior, surprise, recordings))
         if not options.json:
             print("\n".join([*_lines(part, prior, surprise), *_pacer(part, prior, scorer)]))
-    document = {"format": FORMAT, "version": VERSION, "forerun": version() or None, "date": options.date}
-    _finish(options, document | {"points": points})
-    return 0
-
-
-def _finish(options: FitOptions, document: dict[str, Any]) -> None:
-    text = json.dumps(document, indent=1) + "\n"
     if options.json:
-        print(text, end="")
-    if options.out is not None:
-        write_out("the prior", options.out, text)
+        print(json.dumps({"forerun": version() or None, "points": points}, indent=1))
+    return 0
 
 
 def _point(
@@ -84,7 +73,18 @@ def _point(
 ) -> dict[str, Any]:
     """Return the prior as JSON, with its fitted and held-out texts."""
     own = [each for each in recordings if each.header.temperature == part.temperature]
-    return point_as_json(part.temperature, prior) | {
+    confidence, sharpness, rest = prior.confidence, prior.sharpness, prior.rest
+    numbers = {
+        "temperature": part.temperature,
+        "sharpness": confidence.sharpness,
+        "sharpness_spread": sharpness.spread,
+        "sharpness_doubt": sharpness.doubt,
+        "rest": confidence.rest,
+        "rest_spread": rest.spread,
+        "rest_doubt": rest.doubt,
+        "miss": confidence.miss,
+    }
+    return {name: round(value, 4) for name, value in numbers.items()} | {
         "fitted_on": {
             "recordings": [
                 {"target": each.header.target, "draft": each.header.draft, "seed": each.header.seed}

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.grammar import Grammars, Matcher, Tokens
-from common.llama.cuts import ControlCuts, Special, cut_at
 from common.llama.files import find_model
 from common.llama.gguf_header import GgufFile
 from common.llama.library import extra_bufts_are_safe, library, native_log
@@ -85,15 +84,10 @@ class LlamaSettings:
 UNKNOWN_ATTRIBUTE = 1 << 0  # LLAMA_TOKEN_ATTR_UNKNOWN
 UNUSED_ATTRIBUTE = 1 << 1  # LLAMA_TOKEN_ATTR_UNUSED
 CONTROL_ATTRIBUTE = 1 << 3  # LLAMA_TOKEN_ATTR_CONTROL
-USER_DEFINED_ATTRIBUTE = 1 << 4  # LLAMA_TOKEN_ATTR_USER_DEFINED
-LSTRIP_ATTRIBUTE, RSTRIP_ATTRIBUTE = 1 << 7, 1 << 8  # LLAMA_TOKEN_ATTR_LSTRIP, LLAMA_TOKEN_ATTR_RSTRIP
-SPECIAL_ATTRIBUTES = CONTROL_ATTRIBUTE | USER_DEFINED_ATTRIBUTE | UNKNOWN_ATTRIBUTE
-SENTENCE_PIECE = 1  # LLAMA_VOCAB_TYPE_SPM
 PADDING = re.compile(rb"\[PAD\d*\]")  # converters' name of entries that round the vocabulary up
 LONGEST_VALUE = 256  # bytes of a number in the metadata
 WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 FIRST_PIECE_BYTES = 64  # longer pieces need a second call
-MOST_AT_ONCE = 4096  # bytes that llama.cpp tokenizes in a tenth of a second, whatever they are
 
 
 class LlamaVocabulary:
@@ -157,72 +151,20 @@ class LlamaVocabulary:
         return Tokens(self.pieces(), self.special_ids, self.eos_ids, self.num_vocab)
 
     def tokenize(self, text: str, parse_special: bool) -> list[int]:
-        """Return the ids of `text` without begin and end tokens, which the template adds. They are
-        llama.cpp's, whose time for some texts grows by their square: see `common.llama.cuts`."""
+        """Return the ids of `text` without begin and end tokens, which the template adds.
+
+        llama.cpp's time grows by the square of a long text's characters that are spelt in bytes, and with the
+        number of special tokens. So a long text is read in a thread.
+        """
         data = text.encode("utf-8")
-        cuts = self._control_cuts if parse_special and len(data) > MOST_AT_ONCE else None
-        if cuts is None:
-            return self._cut(data, parse_special)
-        ids = list[int]()
-        for part in cuts.split(data.decode("latin-1")):
-            ids += [part] if isinstance(part, int) else self._cut(part.encode("latin-1"), False)
-        return ids
-
-    def _cut(self, data: bytes, parse_special: bool) -> list[int]:
-        """Return the ids of a text, which is cut at characters that merge with no other."""
-        loose, text = frozenset[str](), ""
-        if self._is_sentence_piece and len(data) > MOST_AT_ONCE:
-            text = data.decode("utf-8", "surrogateescape")
-            loose = frozenset(set(text) - self._characters)
-        if not loose:
-            return self._ids(data, parse_special)
-        lone = min(loose).encode("utf-8", "surrogateescape")
-        num_before = len(self._ids(lone, parse_special)) - len(lone)  # a space that some vocabularies add
-        ids = list[int]()
-        for piece in cut_at(text, loose, in_runs=num_before > 0):
-            piece_ids = self._ids(piece.encode("utf-8", "surrogateescape"), parse_special)
-            ids += piece_ids[num_before if ids else 0 :]
-        return ids
-
-    def _ids(self, data: bytes, parse_special: bool) -> list[int]:
-        """Return llama.cpp's ids of a text in UTF-8."""
         capacity = len(data) + 16  # a token is a byte at least; some tokenizers add a space
         ids = (ctypes.c_int32 * capacity)()
         count = self._library.llama_tokenize(
             self._vocab, data, len(data), ids, capacity, False, parse_special
         )
         if count < 0:
-            beginning = data[:40].decode("utf-8", "replace")
-            raise UserError(f"llama.cpp cannot tokenize {beginning!r} with this model's vocabulary")
+            raise UserError(f"llama.cpp cannot tokenize {text[:40]!r} with this model's vocabulary")
         return list(ids[:count])
-
-    @cached_property
-    def _control_cuts(self) -> ControlCuts | None:
-        """Return how control tokens are found in a long text; None if llama.cpp has to."""
-        specials = dict[str, Special]()
-        for token in range(self.num_vocab):
-            attributes = self._attributes(token)
-            if attributes & SPECIAL_ATTRIBUTES:
-                text = self._library.llama_vocab_get_text(self._vocab, token).decode("latin-1")
-                if text in specials:
-                    return None
-                specials[text] = Special(
-                    token,
-                    bool(attributes & (CONTROL_ATTRIBUTE | UNKNOWN_ATTRIBUTE)),
-                    bool(attributes & LSTRIP_ATTRIBUTE),
-                    bool(attributes & RSTRIP_ATTRIBUTE),
-                )
-        return ControlCuts.of(specials)
-
-    @cached_property
-    def _is_sentence_piece(self) -> bool:
-        return bool(self._library.llama_vocab_type(self._vocab) == SENTENCE_PIECE)
-
-    @cached_property
-    def _characters(self) -> frozenset[str]:
-        """Return the characters of all tokens. Another one merges with none beside it."""
-        texts = (self._library.llama_vocab_get_text(self._vocab, token) for token in range(self.num_vocab))
-        return frozenset(" ").union(*(text.decode("utf-8", "replace") for text in texts))
 
     def piece(self, token: int) -> bytes:
         """Return a token's bytes, also of a control token. Raises `UserError` for an unknown id."""

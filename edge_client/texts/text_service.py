@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
-from common.calibration import Beliefs, PriorTable
+from common.calibration import Beliefs
 from common.errors import ForerunError, UnavailableError, UserError
 from common.privacy import Privacy
 from common.prompt_lookup import SharedTexts
@@ -104,7 +104,6 @@ class TextSettings:
     max_attempts: int | None = None  # reconnects in a row without text before a text fails; None: for ever
     max_preview: int | None = None  # tokens of a preview; None: to the text's end
     privacy: Privacy = Privacy.PADDED  # least privacy of the wire to verifiers
-    priors: PriorTable | None = None  # initial trust in the draft; None: as shipped
 
 
 class Orders(Enum):
@@ -176,7 +175,7 @@ class TextService:
         self.verifiers = verifiers
         self._drafts = drafts
         self._clock = clock
-        self._beliefs = Beliefs(settings.priors)
+        self._beliefs = Beliefs()
         self._acceptance = DraftSkill().acceptance  # of the newest text with drafts
         self._earlier = earlier
         self._file_texts = file_texts

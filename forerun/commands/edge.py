@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from common.config.pages import add_flags, flags_from
 from common.errors import UserError
-from edge_client.draft.prior_file import read_priors
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from forerun.cli import own_version
@@ -131,7 +130,7 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
     from edge_client.texts.index_file import SUFFIX
     from schemes.drafters.file_index import IndexFiles, place_of
 
-    name, prior = config.draft.model, config.draft.prior
+    name = config.draft.model
     if not name:
         setting = f"pairs.{pair}.draft.model" if pair else "draft.model"
         raise UserError(
@@ -139,14 +138,13 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
             f"or an https:// address), or set {setting}. --no-drafting and --policy off need the file, too, "
             "for its tokenizer"
         )
-    priors = read_priors(Path(prior)) if prior else None
     if config.draft.sha256:
         logger.info("> checking the SHA-256 of %s", name)
     model = find_model(name, config.draft.sha256)
     small = config.draft.small and find_model(config.draft.small)
     indexes = [place_of(each, paths.indexes) for each in config.draft.index]
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
-    return DraftFiles(model, small, priors, partial(IndexFiles, indexes) if indexes else None, earlier)
+    return DraftFiles(model, small, partial(IndexFiles, indexes) if indexes else None, earlier)
 
 
 def _log_file(name: str) -> TextIO:

@@ -31,7 +31,7 @@ ALLOWED = {
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
-        edge_client.fleet.mqtt._password edge_client.draft.prior_file.read_priors
+        edge_client.fleet.mqtt._password
         forerun.chat.talk._plain_line forerun.options.read_prompt
         simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",

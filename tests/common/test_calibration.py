@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from common.calibration import (
     FULL_LIST,
     LEAST_DOUBT,
     MIN_LOGPROB,
-    SHIPPED,
     Beliefs,
     BetaPrior,
     Calibration,
@@ -27,9 +24,7 @@ from common.calibration import (
     slopes,
     surprise,
 )
-from common.errors import UserError
 from common.sampling import SamplingParams
-from tests import wording
 
 # Confidence -------------------------------------------------------------------------------------------
 
@@ -84,29 +79,6 @@ def test_doubt_never_ends_but_what_was_known_stays_known() -> None:
         guess = guess.after(100.0)
     assert guess.doubt == pytest.approx(LEAST_DOUBT * 0.3)
     assert BetaPrior(0.3, 0.0).after(100.0).doubt == 0.0
-
-
-NO_SCALE = (0.0, -1.0, math.nan, math.inf)
-NO_TABLES = ((), (0.0, 0.0), (0.8, 0.0), (-1.0,), (math.nan,))
-KNOWN = BetaPrior(spread=1.0, doubt=0.5)
-
-
-@pytest.mark.parametrize(
-    ("good", "field", "value"),
-    [
-        *((Confidence(), name, bad) for name in ("sharpness", "rest") for bad in NO_SCALE),
-        *((Confidence(), "miss", bad) for bad in (-0.1, 1.0, math.nan)),
-        *((KNOWN, "spread", bad) for bad in NO_SCALE),
-        *((KNOWN, "doubt", bad) for bad in (-1.0, math.nan, math.inf)),
-        *(
-            (SHIPPED, "points", tuple((t, Prior()) for t in bad))
-            for bad in ((), (0, 0), (0.8, 0), (-1,), (math.nan,))
-        ),
-    ],
-)
-def test_numbers_out_of_range_are_refused(good: Any, field: str, value: object) -> None:
-    with wording.raises(UserError):
-        replace(good, **{field: value})
 
 
 # From text to text, learnt on the way ------------------------------------------------------------------

@@ -83,12 +83,12 @@ def test_lists_and_truths_are_read_from_variables_and_flags() -> None:
 def test_paths_of_a_file_are_meant_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     text = '[draft]\nmodel = "m/d.gguf"\n[api]\ntoken_file = "/abs/token"\n[log]\nfile = "~/log"'
-    config = load_config({"draft.prior": "p.json"}, {}, [written(tmp_path, text)]).config
+    config = load_config({"verifier.tls_ca": "p.pem"}, {}, [written(tmp_path, text)]).config
     assert config.draft.model == str(tmp_path / "m/d.gguf")
-    assert (config.api.token_file, config.log.file, config.draft.prior) == (
+    assert (config.api.token_file, config.log.file, config.verifier.tls_ca) == (
         "/abs/token",
         "/home/me/log",
-        "p.json",
+        "p.pem",
     )
     hub = written(tmp_path, '[draft]\nmodel = "hf://a/b/c.gguf"')
     assert load_config({}, {}, [hub]).config.draft.model == "hf://a/b/c.gguf"
