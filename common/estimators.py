@@ -213,11 +213,6 @@ class WidthTimes:
             return 0.0
         return self._factor(width) * self._shape(width)
 
-    @property
-    def correction(self) -> float:
-        """Return the factor that all steps have over the measured or assumed shape."""
-        return self._all.mean
-
     def relative(self, width: float) -> float:
         """Return the correction of this width over that of all steps."""
         return self._factor(width) / self._all.mean

@@ -74,19 +74,11 @@ class KeptTable:
 
     def keep(self, name: str, entry: object, cost: str) -> None:
         """Make `entry` the newest. If the file cannot be written, log the `cost`."""
-        table = self.load()
-        table.pop(name, None)
-        self._write({**table, name: entry}, cost)
-
-    def drop(self, name: str, cost: str) -> None:
-        """Remove an entry. If the file cannot be written, log the `cost`."""
-        table = self.load()
-        if table.pop(name, None) is not None:
-            self._write(table, cost)
-
-    def _write(self, table: dict[str, Any], cost: str) -> None:
         if self._path is None:
             return
+        table = self.load()
+        table.pop(name, None)
+        table[name] = entry
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             new = self._path.with_name(f"{self._path.name}.new")

@@ -13,9 +13,6 @@ ROWS: Mapping[int, float] = {1: 0.0053, 2: 0.0056}
 READS: Mapping[int, float] = {1: 0.0010, 2: 0.0015}
 """Seconds that reading this many committed tokens adds, before any measurement."""
 
-DRIFT = 2.0
-"""Factor between measured and later steps beyond which the measurement is no longer believed."""
-
 AFTER_REST = 0.25
 """Seconds of rest after which the next draft step finds cold caches and a slow clock."""
 
@@ -69,11 +66,6 @@ class DraftTimes:
         self.rows = WidthTimes(ROWS)
         self.reads = WidthTimes(READS)
         self.cores = SharedCores()
-
-    @property
-    def has_drifted(self) -> bool:
-        """Tell whether texts' steps take `DRIFT` times as long as the measured ones, or as short."""
-        return not 1 / DRIFT < self.rows.correction < DRIFT
 
     def sample(self, rows: int, took: float, reading: ReadingTime, rested: float) -> bool:
         """Book a draft step of `rows` rows that took `took` seconds, after `rested` seconds of rest.

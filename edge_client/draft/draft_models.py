@@ -12,7 +12,6 @@ from common.child import available_memory
 from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
-from edge_client.draft.measure_pace import KeptPaces
 from edge_client.draft.shared_model import SharedDraftModel
 from edge_client.process.paths import EdgePaths
 
@@ -41,7 +40,7 @@ class DraftModels:
     def __init__(
         self, paths: EdgePaths, stack: AsyncExitStack, available: Callable[[], int] | None = None
     ) -> None:
-        self._trials, self._paces = ModelTrials(paths.tried), KeptPaces(paths.pace)
+        self._trials = ModelTrials(paths.tried)
         self._stack = stack
         self._available = available or available_memory
         self._opened: dict[tuple[LlamaSettings, LlamaSettings | None, bool, int, float], OpenedDraft] = {}
@@ -65,9 +64,7 @@ class DraftModels:
             logger.info("> reading the tokens of %s", settings.path)
             model, words = None, None
             if drafting:
-                model = SharedDraftModel(
-                    settings, seats, keep_alive, self._trials, self._paces, self._make_room, small
-                )
+                model = SharedDraftModel(settings, seats, keep_alive, self._trials, self._make_room, small)
                 self._stack.push_async_callback(model.close)
                 words = model.tokens
             else:

@@ -19,7 +19,7 @@ from common.llama.runtime import LlamaRuntime
 from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_times import DraftTimes
-from edge_client.draft.measure_pace import KeptPaces, PaceTables
+from edge_client.draft.measure_pace import PaceTables, measure_pace
 from edge_client.draft.seats import DraftPool, PoolSeat
 
 logger = logging.getLogger(__name__)
@@ -68,15 +68,14 @@ class SharedDraftModel:
         seats: int = 8,
         keep_alive: float = 300.0,
         trials: ModelTrials | None = None,
-        paces: KeptPaces | None = None,
         make_room: MakeRoom = _enough_room,
         small: LlamaSettings | None = None,
         free: Callable[[int], int] = free_memory,
     ) -> None:
         self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
         self._free = free
-        self.pace = DraftTimes()  # of this model, over all its texts; measured when it is first loaded
-        self._paces = paces or KeptPaces(None)
+        self.pace = DraftTimes()  # of this model, over all its texts
+        self._tables: PaceTables | None = None  # measured when it is first loaded
         self._trials = trials
         if trials is not None:
             trials.ensure(settings, weights=False)
@@ -189,7 +188,9 @@ class SharedDraftModel:
             except BaseException:
                 self._on_load_failed("loading the draft model was cancelled; send the request again")
                 raise
-            tables.teach(self.pace)
+            if self._tables is None:
+                self._tables = tables
+                tables.teach(self.pace)
             pool.start()
             self._pool = pool
             self.state = ModelState.LOADED
@@ -208,7 +209,7 @@ class SharedDraftModel:
             runtime, *smaller = runtimes
             for small in smaller:
                 self._check_tokens(small)
-            tables = self._paces.ensure(runtime)
+            tables = self._tables or measure_pace(runtime)
             pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, *smaller)
             return runtimes, pool, tables
         except ForerunError:
@@ -258,11 +259,6 @@ class SharedDraftModel:
         self.state = ModelState.UNLOADED
         self._set_timer(None)
         if await pool.close(CLOSE_PATIENCE):
-            if self.pace.has_drifted:
-                logger.info(
-                    "the draft's steps take %.1f times as long as measured", self.pace.rows.correction
-                )
-                await asyncio.to_thread(self._paces.forget, runtimes[0])
             for runtime in runtimes:
                 await asyncio.to_thread(runtime.close)
             logger.info("< the draft model %s is unloaded", self.tokens.path)

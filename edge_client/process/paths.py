@@ -55,11 +55,6 @@ class EdgePaths:
         return self.state / "tried.json"
 
     @property
-    def pace(self) -> Path:
-        """The measured pace of draft models on this device (`edge_client.draft.measure_pace`)."""
-        return self.state / "pace.json"
-
-    @property
     def journal(self) -> Path:
         """The folder of completions that survive a restart."""
         return self.state / "journal"

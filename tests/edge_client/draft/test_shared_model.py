@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 
 from common.errors import CapacityError, UnavailableError, UserError
 from common.llama.model import LlamaSettings
+from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.effects import NOTHING_READ
-from edge_client.draft.measure_pace import KeptPaces, PaceTables
+from edge_client.draft.measure_pace import PaceTables
 from edge_client.draft.seats import PoolSeat
 from edge_client.draft.shared_model import ModelState, SharedDraftModel
 from edge_client.texts.alone import AloneRun
@@ -40,8 +40,6 @@ class Loads:
     """Counts how often weights are loaded, in which threads, and lets them wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from common.llama.runtime import LlamaRuntime
-
         self.threads: list[int] = []
         self.open = threading.Event()
         self.open.set()
@@ -122,8 +120,6 @@ async def test_all_who_wait_wait_for_one_load_and_the_loop_stays_live(make: Made
 async def test_a_failure_is_told_to_all_and_the_next_tries_again(
     make: Made, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from common.llama.runtime import LlamaRuntime
-
     def refuse(_runtime: LlamaRuntime) -> None:
         raise UserError("no memory for it; lower n_ctx")
 
@@ -244,24 +240,23 @@ async def test_a_smaller_model_with_other_tokens_is_refused(path: Path, tmp_path
     await model.close()
 
 
-@pytest.mark.parametrize(("took", "is_kept"), [(1.0, True), (3.0, False)])
-async def test_a_pace_that_texts_contradict_is_measured_at_the_next_loading(
-    path: Path, tmp_path: Path, took: float, is_kept: bool
+async def test_the_draft_is_measured_when_it_is_first_loaded(
+    make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was measured under load heals: only texts can tell."""
-    file = tmp_path / "pace.json"
-    model = SharedDraftModel(settings(path), 1, LONG_WAIT, paces=KeptPaces(file))
+    """A later loading keeps what texts have taught since."""
+    tables, measured = PaceTables({1: 0.010, 2: 0.012}, {2: 0.02, 3: 0.03}), list[LlamaRuntime]()
+
+    def measure(runtime: LlamaRuntime) -> PaceTables:
+        measured.append(runtime)
+        return tables
+
+    monkeypatch.setattr("edge_client.draft.shared_model.measure_pace", measure)
+    model = make(keep_alive=1000.0)
     await model.load()
-    before = json.loads(file.read_text())
+    assert model.pace.rows.predict(1) == pytest.approx(0.010)
     for _ in range(100):
-        model.pace.sample(1, took * PaceTables(**_kept(file)).rows[1], NOTHING_READ, 0.0)
+        model.pace.sample(1, 0.030, NOTHING_READ, 0.0)
     await model.unload()
-    assert json.loads(file.read_text()) == (before if is_kept else {})
     await model.load()
-    assert len(json.loads(file.read_text())) == 1
-    await model.close()
-
-
-def _kept(file: Path) -> dict[str, dict[int, float]]:
-    (found,) = json.loads(file.read_text()).values()
-    return {name: {int(size): seconds for size, seconds in table.items()} for name, table in found.items()}
+    assert model.pace.rows.predict(1) > 0.025
+    assert len(measured) == 1
