@@ -71,11 +71,6 @@ class NoteAdded:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRestarted:
-    """Withdraws all text so far. Another text follows from its beginning."""
-
-
-@dataclass(frozen=True, slots=True)
 class TextEnded:
     """Reports the end of a whole text."""
 
@@ -94,7 +89,6 @@ TextEvent = (
     | DifferenceFound
     | ThoughtAdded
     | NoteAdded
-    | TextRestarted
     | TextEnded
 )
 """A client's events of one text."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from common.errors import ForerunError
-from forerun.chat.asking import add_asking, add_daemon, asking_from, find_daemon
-from forerun.chat.display import legend, new_display, stats_line
-from forerun.chat.talk import Conversation, Messages, Talk, is_command, reader, run_command
+from common.errors import ForerunError, UserError
+from edge_client.texts.events import TextEnded
+from forerun.chat.asking import CHAT_PATH, AskOptions, Json
+from forerun.chat.display import Display, legend, stats_line
+from forerun.chat.following import Following
+from forerun.options import add_command
 from forerun.terminal import Painter, note
 
 DESCRIPTION = """\
@@ -18,82 +23,182 @@ Hold a conversation with the running daemon (`forerun edge`), on a terminal or i
   forerun chat --system 'Answer briefly.'
   printf 'What is a tree?\\nAnd a forest?\\n' | forerun chat
 
-/help lists the commands. Ctrl-C stops an answer, Ctrl-D ends. If the daemon restarts in the middle of an
-answer, the answer continues without loss."""
+/help lists the commands. Ctrl-C stops an answer, Ctrl-D ends."""
+
+HELP = '''\
+  /clear           begin a new conversation
+  /system TEXT     set the system message; without a text: remove it
+  /model NAME      choose a model; without a name: list the models
+  /retry           fetch another answer to the last question
+  /save FILE       save the conversation as JSON
+  /quit            end, as Ctrl-D
+Several lines between two """ are one message. A space before a slash makes it a text.'''
+
+QUOTES = '"""'
+PROMPT, MORE = "> ", "… "
+
+Read = Callable[[str], str]
+"""Shows a prompt and returns a line without its end. Raises `EOFError` at the end of the input."""
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser(
-        "chat",
-        help="talk to the running daemon",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_asking(parser, max_tokens=None)
-    option = parser.add_argument
-    option(
-        "--show-drafts",
-        action="store_true",
-        help="on a terminal, show the draft's own guesses dim until the target confirms or replaces them",
-    )
-    add_daemon(parser)
-    parser.set_defaults(run=run)
+    add_command(commands, "chat", "talk to the running daemon", run, AskOptions, DESCRIPTION)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: AskOptions) -> int:
     """Hold the conversation. Return 1 if the last answer failed and input is not a terminal."""
-    painter = Painter(sys.stdout)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    find_daemon(options).get("/v1/models")  # that it answers, before anything is typed
-    talk = Talk(
-        Conversation(options.system_text),
-        asking_from(options, revise=options.show_drafts and painter.colour, name="chat"),
-        lambda: find_daemon(options),
-        lambda: new_display(painter, origin=options.show_origin),
-    )
+    options.daemon().get("/v1/models")  # that it answers, before anything is typed
+    chat, read = Chat(options), reader(is_terminal)
     if is_terminal:
         note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends")
     if options.show_origin:
-        note(legend(painter))
-    failed = _converse(talk, Messages(reader(is_terminal)), painter, is_terminal)
-    return 1 if failed and not is_terminal else 0
-
-
-def _converse(talk: Talk, messages: Messages, painter: Painter, is_terminal: bool) -> bool:
-    """Converse until the end of input or /quit. Return whether the last message failed."""
+        note(legend(chat.painter))
     failed = False
-    while (message := messages.next()) is not None:
-        if not message.strip():
-            continue
+    while not chat.is_over and (message := next_message(read)) is not None:
         try:
-            if _answer(talk, message, painter):
-                return False
-            failed = False
+            if message.strip():
+                chat.take(message)
+                failed = False
         except ForerunError as error:
             print(f"forerun: {error}", file=sys.stderr)
             failed = True
-    if is_terminal:
+    if is_terminal and not chat.is_over:
         print()  # Ctrl-D leaves the cursor behind the prompt
-    return failed
+    return 1 if failed and not is_terminal else 0
 
 
-def _answer(talk: Talk, message: str, painter: Painter) -> bool:
-    """Answer a message or run a command. Return whether the conversation ends."""
-    if is_command(message):
-        outcome = run_command(talk, message)
-        if outcome.words:
-            _aside(outcome.words, painter)
-        if not outcome.question:
-            return outcome.ends
-        message = outcome.question
-    ended = talk.ask(message)
-    if ended is not None:
-        _aside(stats_line(ended.figures), painter)
-    elif talk.was_stopped:
-        _aside("[stopped]", painter)
-    return False
+def next_message(read: Read) -> str | None:
+    """Return the next message; None at the end. Ctrl-C at the prompt drops what was begun."""
+    while True:
+        try:
+            first = read(PROMPT)
+            if not first.lstrip().startswith(QUOTES):
+                return first
+            lines = [first.lstrip().removeprefix(QUOTES)]
+            while QUOTES not in lines[-1]:
+                lines.append(read(MORE))
+            return "\n".join([*lines[:-1], lines[-1].partition(QUOTES)[0]]).strip("\n")
+        except KeyboardInterrupt:
+            print()
+        except EOFError:
+            return None
 
 
-def _aside(words: str, painter: Painter) -> None:
-    """Print words that are no part of the answer: dim on a terminal, else on standard error."""
-    print(painter.dim(words), file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
+def reader(is_terminal: bool) -> Read:
+    """Return a reader of standard input. On a terminal it prompts, and edits lines by readline."""
+    if not is_terminal:
+        return lambda prompt: _plain_line()
+    try:
+        import readline  # noqa: F401 - `input` then edits lines and remembers them, in memory only
+    except ImportError:
+        pass
+    return input
+
+
+def _plain_line() -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+class Chat:
+    """Holds a conversation: its options and the turns so far."""
+
+    def __init__(self, options: AskOptions) -> None:
+        self.options = options
+        self.messages: list[Json] = []
+        self.painter = Painter(sys.stdout)
+        self.is_over = False
+        self._last_question = ""
+        self._commands: dict[str, Callable[[str], str]] = {
+            "/help": lambda rest: HELP,
+            "/clear": self._clear,
+            "/system": self._system,
+            "/model": self._model,
+            "/retry": self._retry,
+            "/save": self._save,
+            "/quit": self._quit,
+        }
+
+    def take(self, message: str) -> None:
+        """Answer a message or run a command. Raises the `ForerunError` that ends it."""
+        if not message.startswith("/"):
+            self.ask(message)
+            return
+        name, _, rest = message.partition(" ")
+        if name not in self._commands:
+            words = f"there is no {name}; /help lists the commands (a space before it makes it a text)"
+            raise UserError(words)
+        if words := self._commands[name](rest.strip()):
+            self._aside(words)
+
+    def ask(self, question: str) -> None:
+        """Fetch and show an answer. The conversation also keeps one that was stopped or broke off."""
+        self._last_question = question
+        asked = {"role": "user", "content": question}
+        body = self.options.body(self.options.conversation(*self.messages, asked))
+        following = Following(self.options.daemon, CHAT_PATH, body)
+        display = Display(self.painter, sys.stdout, origin=self.options.show_origin)
+        ended, words = False, "[stopped]"
+        try:
+            for event in following.events():
+                display.take(event)
+                if isinstance(event, TextEnded):
+                    ended, words = True, stats_line(event.figures)
+        except KeyboardInterrupt:
+            following.stop()
+        except BrokenPipeError:  # the reader has gone; without this the daemon would write on
+            following.stop()
+            raise
+        finally:
+            display.close()
+            if following.text or ended:
+                self.messages += [asked, {"role": "assistant", "content": following.text}]
+        self._aside(words)
+
+    def _aside(self, words: str) -> None:
+        """Print words that are no part of the answer: dim on a terminal, else on standard error."""
+        print(self.painter.dim(words), file=sys.stdout if sys.stdout.isatty() else sys.stderr, flush=True)
+
+    def _clear(self, rest: str) -> str:
+        self.messages.clear()
+        return "the conversation begins anew"
+
+    def _system(self, rest: str) -> str:
+        self.options = replace(self.options, system_text=rest)
+        return "the system message is set" if rest else "the system message is removed"
+
+    def _model(self, rest: str) -> str:
+        names = [str(card["id"]) for card in self.options.daemon().get("/v1/models")["data"]]
+        if not rest:
+            now = self.options.model or names[0]
+            return "\n".join(f"{'*' if name == now else ' '} {name}" for name in names)
+        if rest not in names:
+            raise UserError(f"the daemon has no model {rest!r}; there are: {', '.join(names)}")
+        self.options = replace(self.options, model=rest)
+        return f"the model is {rest} from now on"
+
+    def _retry(self, rest: str) -> str:
+        """Ask the last question again; it may have no answer yet."""
+        if not self._last_question:
+            raise UserError("nothing was asked yet")
+        if self.messages[-2:-1] == [{"role": "user", "content": self._last_question}]:
+            del self.messages[-2:]
+        self.ask(self._last_question)
+        return "" if self.options.seed is None else "the seed is fixed, so the answer is the same"
+
+    def _save(self, rest: str) -> str:
+        """Write the conversation in the API's form. Raises `UserError` rather than replace a file."""
+        conversation = {"model": self.options.model, **self.options.conversation(*self.messages)}
+        try:
+            with Path(rest).expanduser().open("x", encoding="utf-8") as file:
+                json.dump(conversation, file, indent=1)
+        except OSError as error:
+            raise UserError(f"/save {rest}: {error.strerror or error}; name another file") from error
+        return f"saved as {rest}"
+
+    def _quit(self, rest: str) -> str:
+        self.is_over = True
+        return ""

@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun import demo_pair
-from forerun.chat.display import legend, new_display
+from forerun.chat.display import Display, legend
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
 from forerun.options import SAMPLING, SamplingOptions, add_command, option
 from forerun.prompts import bundled, some_of
@@ -153,7 +153,7 @@ async def _show(rig: Rig, prompts: Sequence[str], policy: str, sampling: dict[st
     print(legend(painter))
     for number, prompt in enumerate(prompts, 1):
         print("\n" + painter.dim(f"── prompt {number} of {len(prompts)} ──"))
-        display = new_display(painter, origin=True, prompt=prompt)
+        display = Display(painter, sys.stdout, origin=True, prompt=prompt)
         async for _, event in rig.events(prompt, policy, sampling):
             display.take(event)
         display.close()

@@ -31,8 +31,7 @@ ALLOWED = {
         simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
-        edge_client.fleet.mqtt._password
-        forerun.chat.talk._plain_line forerun.options.read_prompt
+        edge_client.fleet.mqtt._password forerun.commands.chat._plain_line forerun.options.read_prompt
         simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """

@@ -1,10 +1,8 @@
-"""What is seen of an answer: guesses can be taken back, a pipe gets the text alone."""
+"""What is seen of an answer: a terminal gets colours and reasoning, a pipe the text alone."""
 
 from __future__ import annotations
 
 import io
-import json
-import os
 
 import pytest
 
@@ -14,16 +12,12 @@ from edge_client.texts.events import (
     ModeChanged,
     NoteAdded,
     PreviewAdded,
-    PreviewWithdrawn,
     TextAdded,
-    TextEnded,
     TextEvent,
-    TextRestarted,
     ThoughtAdded,
 )
-from forerun.chat.display import AsEvents, InPipe, OnTerminal, stats_line, total_line
-from forerun.terminal import Painter, Screen
-from tests.forerun.test_screen import FakeTerminal
+from forerun.chat.display import Display, stats_line
+from forerun.terminal import Painter
 
 
 def run(text: str, origin: TokenOrigin = TokenOrigin.SERVER) -> TextAdded:
@@ -35,132 +29,58 @@ class Tty(io.StringIO):
         return True
 
 
-def on_terminal(monkeypatch: pytest.MonkeyPatch, *parts: TextEvent, origin: bool = False) -> FakeTerminal:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    out = FakeTerminal()
-    display = OnTerminal(Painter(Tty()), Screen(out, lambda: os.terminal_size((7, 40))), origin)
-    for part in parts:
-        display.take(part)
-    return out
-
-
-def test_reasoning_stands_before_the_answer_and_a_pipe_gets_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts: list[TextEvent] = [ThoughtAdded("hm"), ThoughtAdded("m"), run("so")]
-    assert on_terminal(monkeypatch, *parts).rows == ["hmm", "", "so"]
-    out, events = io.StringIO(), AsEvents()
-    for part in parts:
-        InPipe(out, origin=False).take(part)
-        events.take(part)
-    assert out.getvalue() == "so"
-    first = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert first == {"event": "reasoning", "text": "hm"}
-
-
-def test_a_guess_stands_behind_the_text_until_it_is_text_or_void(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[TextEvent] = [
-        run("ab"),
-        PreviewAdded(2, ("c", "d", "e")),
-        run("c"),
-        PreviewWithdrawn(4),
-        PreviewAdded(4, ("x",)),
-    ]
-    seen = ["ab", "abcde", "abcde", "abcd", "abcdx"]
-    for count, expected in enumerate(seen, 1):
-        assert on_terminal(monkeypatch, *parts[:count]).rows == [expected]
-    assert on_terminal(monkeypatch, *parts, TextEnded("stop", {})).rows == ["abc"]
-    changed = on_terminal(monkeypatch, run("ab"), ModeChanged("m", "w"), run("c"))
-    assert changed.rows == ["ab", "… m: w", "c"]
-    assert on_terminal(monkeypatch, NoteAdded("n"), run("c")).rows == ["… n", "c"]
-
-
-class Raw(io.StringIO):
-    encoding = "utf-8"
-
-
-def painted(monkeypatch: pytest.MonkeyPatch, text: TextAdded, origin: bool) -> str:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    out = Raw()
-    display = OnTerminal(Painter(Tty()), Screen(out), origin)
-    display.take(text)
+def shown(out: io.StringIO, *events: TextEvent, origin: bool = False) -> str:
+    display = Display(Painter(out), out, origin=origin)
+    for event in events:
+        display.take(event)
+    display.close()
     return out.getvalue()
 
 
-def test_colours_tell_who_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert painted(monkeypatch, run("a", TokenOrigin.DRAFTED), True) == "\x1b[32ma\x1b[0m"
-    assert painted(monkeypatch, run("a", TokenOrigin.DRAFTED), False) == "a"
-    assert painted(monkeypatch, run("a", TokenOrigin.SERVER), True) == "a"
-    assert painted(monkeypatch, run("a", TokenOrigin.DEVICE), False) == "\x1b[33ma\x1b[0m", (
-        "no target has seen it"
-    )
+@pytest.fixture(autouse=True)
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_reasoning_stands_before_the_answer_and_a_pipe_gets_none() -> None:
+    events = (ThoughtAdded("hm"), ThoughtAdded("m"), run("so"))
+    assert shown(Tty(), *events) == "\x1b[2mhm\x1b[0m\x1b[2mm\x1b[0m\n\nso\n"
+    assert shown(io.StringIO(), *events) == "so\n"
+
+
+def test_notes_have_lines_of_their_own() -> None:
+    events = (run("ab"), ModeChanged("m", "w"), run("c"))
+    assert shown(Tty(), *events) == "ab\n\x1b[2m… m: w\n\x1b[0mc\n"
+    assert shown(Tty(), NoteAdded("n"), run("c")) == "\x1b[2m… n\n\x1b[0mc\n"
 
 
 def test_a_pipe_gets_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    out = Raw()
-    pipe = InPipe(out, origin=False)
-    for part in (
-        run("ab"),
-        PreviewAdded(2, ("c",)),
-        PreviewWithdrawn(2),
-        ModeChanged("m", "w"),
-        DifferenceFound(2, "x", "y"),
-        TextRestarted(),
-    ):
-        pipe.take(part)
-    pipe.close()
-    assert out.getvalue() == "ab\n"
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "… m: w"
-    assert told[1] == "… the device alone wrote 'x'; the target would have gone on with 'y'"
-    assert len(told) == 3
+    events = (run("ab"), PreviewAdded(2, ("c",)), ModeChanged("m", "w"), DifferenceFound(2, "x", "y"))
+    assert shown(io.StringIO(), *events) == "ab\n"
+    assert capsys.readouterr().err.splitlines() == [
+        "… m: w",
+        "… the device alone wrote 'x'; the target would have gone on with 'y'",
+    ]
 
 
-def test_a_pipe_marks_writers_where_that_was_asked_for() -> None:
-    out = Raw()
-    pipe = InPipe(out, origin=True)
-    pipe.take(
-        TextAdded(
-            (
-                TextSpan("a", TokenOrigin.DRAFTED, 1),
-                TextSpan("b", TokenOrigin.SERVER, 1),
-                TextSpan("c", TokenOrigin.DEVICE, 1),
-                TextSpan("", TokenOrigin.SERVER, 1),
-            )
-        )
-    )
-    assert out.getvalue() == "a‹b›«c»"
-
-
-def test_programs_get_an_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    AsEvents().take(PreviewAdded(2, ("c",)))
-    AsEvents().take(run("a"))
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first == {"event": "guess", "start": 2, "texts": ["c"]}
-    assert second == {"event": "text", "runs": [{"text": "a", "origin": "server", "tokens": 1}]}
-
-
-HOSTILE = "a\x1b]0;title\x07"
-SHOWN = "a␛]0;title␇"
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [(True, "\x1b[32ma\x1b[0mb\x1b[33mc\x1b[0m\n"), (False, "ab\x1b[33mc\x1b[0m\n")],
+)
+def test_colours_tell_who_wrote(origin: bool, expected: str) -> None:
+    """Text that no target has seen is marked in any case."""
+    events = (run("a", TokenOrigin.DRAFTED), run("b"), run("c", TokenOrigin.DEVICE), run(""))
+    assert shown(Tty(), *events, origin=origin) == expected
+    assert shown(io.StringIO(), *events, origin=origin) == ("a‹b›«c»\n" if origin else "abc\n")
 
 
 def test_a_terminal_does_not_obey_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert painted(monkeypatch, run(HOSTILE), False) == SHOWN
-    monkeypatch.setenv("TERM", "xterm")
-    out = Raw()
-    display = OnTerminal(Painter(Tty()), Screen(out), False)
-    display.take(PreviewAdded(0, (HOSTILE,)))
-    assert "\x1b]" not in out.getvalue()
-    assert SHOWN in out.getvalue()
-
-
-def test_nor_does_one_without_colours_and_a_pipe_gets_it_as_it_is() -> None:
-    terminal, pipe = Tty(), Raw()
-    for out in (terminal, pipe):
-        InPipe(out, origin=False).take(run(HOSTILE))
-    assert (terminal.getvalue(), pipe.getvalue()) == (SHOWN, HOSTILE)
+    hostile = run("a\x1b]0;title\x07")
+    assert shown(Tty(), hostile) == "a␛]0;title␇\n"
+    assert shown(io.StringIO(), hostile) == "a\x1b]0;title\x07\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(Tty(), hostile) == "a␛]0;title␇\n"
 
 
 FIGURES = {
@@ -190,11 +110,3 @@ def test_what_is_not_known_is_not_said() -> None:
     told = {"tokens": 1, "elapsed_ms": 5.0, "first_token_ms": 5.0, "mode": "server-only", "waited_ms": 1500}
     expected = "[1 token in 5 ms; the first after 5 ms; 1.5 s in the daemon's queue before; server-only]"
     assert stats_line(told) == expected
-
-
-def test_a_conversation_is_added_up() -> None:
-    assert total_line([]) == "nothing was written yet"
-    assert total_line([FIGURES, FIGURES]) == (
-        "[42 tokens in 2 answers and 0.5 s; 11.4 ms each; 2.10 tokens per target step; "
-        "67 % of the text drafted here (28 of 56 guesses)]"
-    )

@@ -21,10 +21,9 @@ from edge_client.texts.events import (
     TextAdded,
     TextEnded,
     TextEvent,
-    TextRestarted,
     ThoughtAdded,
 )
-from forerun.chat.following import Following, Overlap, read_events
+from forerun.chat.following import Following, read_events
 from tests import wording
 from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.world import alone
@@ -91,7 +90,7 @@ async def test_an_answer_comes_whole_and_is_forgotten_by_the_daemon() -> None:
         ended = parts[-1]
         assert isinstance(ended, TextEnded)
         assert (ended.finish, ended.figures["tokens"]) == ("length", LENGTH)
-        assert daemon.world.api.streams.store.get(following._name) is None
+        assert daemon.world.api.streams.store.get(following.name) is None
 
 
 async def test_a_link_that_breaks_loses_nothing() -> None:
@@ -102,17 +101,14 @@ async def test_a_link_that_breaks_loses_nothing() -> None:
         assert len(daemon.world.texts.recent) == 1, "it was written once"
     assert text_of(parts) == ALONE
     assert NoteAdded("the daemon is back; the answer goes on") in parts
-    assert not any(isinstance(part, TextRestarted) for part in parts)
 
 
-async def test_a_daemon_that_is_started_again_goes_on_with_the_text() -> None:
-    """Nothing of the old one is left: the same request gives the same text, and what is known is skipped."""
+async def test_a_daemon_that_was_restarted_has_lost_the_answer() -> None:
     async with served() as old, breaking(old.address) as link, served() as new:
         following = follow(link, new.address)
-        parts = await read(following)
-        assert len(new.world.texts.recent) == 1
-    assert text_of(parts) == ALONE
-    assert not any(isinstance(part, TextRestarted) for part in parts)
+        with wording.raises(UnavailableError):
+            await read(following)
+    assert following.text, "what came stays"
 
 
 async def test_a_daemon_that_stays_away_is_given_up() -> None:
@@ -149,41 +145,6 @@ async def test_an_answer_that_is_stopped_ends_at_the_daemon() -> None:
         parts.close()  # type: ignore[attr-defined]  # a generator
 
 
-def run(text: str) -> TextAdded:
-    return TextAdded((TextSpan(text, TokenOrigin.SERVER, len(text)),))
-
-
-def taken(told: str, *parts: TextEvent) -> list[TextEvent]:
-    overlap = Overlap(told)
-    return [each for part in parts for each in (overlap.take(part) if not overlap.is_over else [part])]
-
-
-def test_what_was_told_is_passed_over_to_the_character() -> None:
-    assert taken("abcd", run("ab"), run("cdef"), run("g")) == [
-        TextAdded((TextSpan("ef", TokenOrigin.SERVER, 4),)),
-        run("g"),
-    ]
-    assert taken("ab", run("a"), PreviewAdded(1, ("b",)), ModeChanged("m", "w"), run("b"), run("c")) == [
-        ModeChanged("m", "w"),
-        run("c"),
-    ]
-
-
-def test_reasoning_that_was_shown_is_passed_over() -> None:
-    overlap = Overlap("", 3)
-    parts: list[TextEvent] = [ThoughtAdded("ab"), ThoughtAdded("cd"), run("x")]
-    assert [each for part in parts for each in overlap.take(part)] == [ThoughtAdded("d"), run("x")]
-    (thought,) = read_events({"choices": [{"delta": {"reasoning_content": "hm"}}]})
-    assert thought == ThoughtAdded("hm")
-
-
-def test_another_text_is_told_from_its_beginning() -> None:
-    assert taken("abcd", run("ab"), run("x")) == [TextRestarted(), TextAdded((TextSpan("abx", None, 1),))]
-    ended = TextEnded("stop", {})
-    assert taken("abcd", run("ab"), ended) == [TextRestarted(), TextAdded((TextSpan("ab", None, 1),)), ended]
-    assert taken("ab", run("ab"), ended) == [ended]
-
-
 # Chunks ----------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +159,7 @@ def test_text_of_both_endpoints_is_told_by_writer() -> None:
     assert chunk(origins, text="abc") == expected
     assert chunk(text="abc") == [TextAdded((TextSpan("abc", None, 1),))]
     assert chunk(delta={"role": "assistant", "content": ""}) == []
+    assert chunk(delta={"reasoning_content": "hm"}) == [ThoughtAdded("hm")]
 
 
 def test_the_end_has_the_figures() -> None:
