@@ -78,7 +78,8 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        words = _about_option(self._given, _options(self)) or _about_choice(message) or message
+        words = _about_option(self._given, _options(self)) or _about_choice(message)
+        words = words or re.sub(r"^argument [^:]*: (?=\S+ is )", "", message)  # a setting's own sentence
         self.exit(2, f"{self.prog}: {words}\nSee `{self.prog} --help`.\n")
 
 

@@ -1,4 +1,4 @@
-"""Declares options of the command line as fields of dataclasses, and the options that commands share."""
+"""Declares the options that commands share, and what they have in common with files and addresses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
+from common.config.command_line import flags_from
 from common.config.merge import Loaded
-from common.config.pages import flags_from
+from common.config.setting import setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.wire.grpc_options import host_and_port
@@ -27,104 +26,6 @@ if TYPE_CHECKING:
     from common.llama.model import LlamaSettings
     from common.llama.runtime import LlamaRuntime
 
-# Declared options ------------------------------------------------------------------------------------------
-
-Settings = TypeVar("Settings")
-METADATA, REQUIRED = "option", MISSING
-
-
-def option(default: Any, words: str, metavar: str | None = None, **more: Any) -> Any:
-    """Declare a field of a command's settings that an option sets.
-
-    The option takes the field's name and type; a tuple makes it repeatable. Its help ends with the default.
-    `more` are arguments of `add_argument`, or: `flag`, another name; `short`, a second name; `group`, the
-    title of a group; `either`, the name of a group whose options exclude each other.
-    """
-    return field(default=default, metadata={METADATA: {"words": words, "metavar": metavar, **more}})
-
-
-def argument(default: Any, words: str, metavar: str | None = None, **more: Any) -> Any:
-    """Declare a field that a positional argument sets."""
-    return option(default, words, metavar, flag="", **more)
-
-
-def add_command(
-    commands: Any,
-    name: str,
-    words: str,
-    run: Callable[[Any], int] | None = None,
-    settings: type[Any] | None = None,
-    description: str = "",
-) -> argparse.ArgumentParser:
-    """Add a command. `run` takes its `settings`, or the parsed options if there are none."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=words,
-        description=description or f"{words[:1].upper()}{words[1:]}.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    if settings is not None and run is not None:
-        kind, carry_out = settings, run
-        add_fields(parser, kind)
-        parser.set_defaults(run=lambda options: carry_out(read_fields(options, kind)))
-    elif run is not None:
-        parser.set_defaults(run=run)
-    return parser
-
-
-def add_fields(parser: argparse.ArgumentParser, settings: type[Any]) -> None:
-    """Add the options that the fields of `settings` declare."""
-    kinds, groups = get_type_hints(settings), dict[str, Any]()
-    for each in fields(settings):
-        if METADATA in each.metadata:
-            more = dict(each.metadata[METADATA])
-            title, either = more.pop("group", ""), more.pop("either", "")
-            if title:
-                group = groups.get(title) or parser.add_argument_group(title)
-            elif either:
-                required = more.pop("required", False)
-                group = groups.get(either) or parser.add_mutually_exclusive_group(required=required)
-            else:
-                group = parser
-            groups[title or either] = group
-            _add_field(group, each, kinds[each.name], **more)
-
-
-def _add_field(
-    group: Any, each: Field[Any], annotation: Any, words: str, metavar: str | None, **more: Any
-) -> None:
-    flags = [more.pop("flag", "--" + each.name.replace("_", "-"))]
-    if "short" in more:
-        flags.insert(0, more.pop("short"))
-    default = None if each.default is REQUIRED else each.default
-    kind = next(iter(get_args(annotation)), annotation) if get_origin(annotation) is UnionType else annotation
-    if get_origin(kind) is tuple:
-        kind, default = get_args(kind)[0], None if default is None else list(default)
-        more = more if "nargs" in more else {"action": "append", **more}
-    if kind is bool:
-        more = {"action": "store_true", **more}
-    elif more.get("action") != "store_const":
-        more = {"type": kind, "metavar": metavar, **more}
-    if default is not False and default not in (None, "", []) and "default" not in words:
-        words += f" (default: {' '.join(map(str, default)) if isinstance(default, list) else default})"
-    if flags[0]:
-        more |= {"dest": each.name} | ({"required": True} if each.default is REQUIRED else {})
-    else:
-        flags = [each.name]
-    group.add_argument(*flags, default=default, help=words, **more)
-
-
-def read_fields(options: argparse.Namespace, settings: type[Settings]) -> Settings:
-    """Make the settings of a command from its parsed options."""
-    values = {
-        each.name: getattr(options, each.name)
-        for each in fields(settings)  # type: ignore[arg-type]  # a dataclass
-        if METADATA in each.metadata
-    }
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    return settings(**{**values, **lists})
-
-
 # Sampling --------------------------------------------------------------------------------------------------
 
 SAMPLING = "sampling"
@@ -134,16 +35,16 @@ SAMPLING = "sampling"
 class SamplingOptions:
     """Declares the sampling options; the defaults are greedy decoding."""
 
-    max_tokens: int = option(128, "most tokens of the text", "N", group=SAMPLING)
-    temperature: float = option(0.0, "sampling temperature; 0 is greedy", "T", group=SAMPLING)
-    top_k: int = option(0, "number of likeliest tokens to sample from; 0: all", "K", group=SAMPLING)
-    top_p: float = option(1.0, "total probability of the tokens to sample from", "P", group=SAMPLING)
-    min_p: float = option(0.0, "least probability, as a share of the likeliest's", "P", group=SAMPLING)
-    repetition_penalty: float = option(1.0, "factor against repeated tokens; 1: none", "R", group=SAMPLING)
-    presence_penalty: float = option(0.0, "penalty for each token already in the text", "R", group=SAMPLING)
-    frequency_penalty: float = option(0.0, "penalty for each occurrence in the text", "R", group=SAMPLING)
-    seed: int = option(0, "random seed; the same seed gives the same text", "N", group=SAMPLING)
-    ignore_eos: bool = option(False, "continue after the target's end tokens", group=SAMPLING)
+    max_tokens: int = setting(128, "most tokens of the text", "N", group=SAMPLING)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", "T", group=SAMPLING)
+    top_k: int = setting(0, "number of likeliest tokens to sample from; 0: all", "K", group=SAMPLING)
+    top_p: float = setting(1.0, "total probability of the tokens to sample from", "P", group=SAMPLING)
+    min_p: float = setting(0.0, "least probability, as a share of the likeliest's", "P", group=SAMPLING)
+    repetition_penalty: float = setting(1.0, "factor against repeated tokens; 1: none", "R", group=SAMPLING)
+    presence_penalty: float = setting(0.0, "penalty for each token already in the text", "R", group=SAMPLING)
+    frequency_penalty: float = setting(0.0, "penalty for each occurrence in the text", "R", group=SAMPLING)
+    seed: int = setting(0, "random seed; the same seed gives the same text", "N", group=SAMPLING)
+    ignore_eos: bool = setting(False, "continue after the target's end tokens", group=SAMPLING)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -155,38 +56,31 @@ class SamplingOptions:
 # Shared options --------------------------------------------------------------------------------------------
 
 
-def number_or_auto(value: str) -> int | None:
-    """Convert an option's whole number, or `auto`, which is None."""
-    return None if value == "auto" else int(value)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """Declares how a draft model runs here, as the daemon's section `draft` does."""
 
-    threads: int = option(0, "threads of the draft model; 0: all but one", "N")
-    gpu_layers: int | None = option(
+    threads: int = setting(0, "threads of the draft model; 0: all but one", "N")
+    gpu_layers: int | None = setting(
         None,
-        "layers of the draft model on an accelerator; auto: all, if llama.cpp was built for one; -1: all "
-        "(default: auto)",
+        "layers of the draft model on an accelerator; auto: all, if llama.cpp was built for one; -1: all",
         "N",
-        type=number_or_auto,
+        unset="auto",
     )
-    context: int | None = option(
+    context: int | None = setting(
         None,
         "KV memory of the draft model, in tokens over all texts together; auto: the longest text of draft "
-        "and target, in at most a quarter of the free memory (default: auto)",
+        "and target, in at most a quarter of the free memory",
         "N",
-        type=number_or_auto,
+        unset="auto",
+        low=1,
     )
 
     def llama(self, path: str) -> LlamaSettings:
-        """Return the settings for the model at `path`. Raise `UserError`."""
+        """Return the settings for the model at `path`."""
         from common.llama.library import offloaded_layers
         from common.llama.model import LlamaSettings
 
-        if self.context is not None and self.context < 1:
-            raise UserError(f"--context is {self.context}; it must be auto or a whole number from 1")
         return LlamaSettings(
             path=path,
             n_ctx=self.context or 0,  # chosen when the model is loaded
@@ -199,21 +93,21 @@ class DraftOptions:
 class WorkersOption:
     """Declares how many processes the simulator uses."""
 
-    workers: int = option(0, "number of processes; 0: one per processor", "N")
+    workers: int = setting(0, "number of processes; 0: one per processor", "N")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonOption:
     """Declares output for programs."""
 
-    json: bool = option(False, "print JSON instead of text")
+    json: bool = setting(False, "print JSON instead of text")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceOption:
     """Declares which daemon a command addresses."""
 
-    system: bool = option(False, "use the daemon of the whole machine, not this user's")
+    system: bool = setting(False, "use the daemon of the whole machine, not this user's")
 
     @property
     def paths(self) -> EdgePaths:
@@ -230,7 +124,7 @@ class DaemonOptions(PlaceOption, JsonOption):
 class ConfigOption(PlaceOption):
     """Declares which configuration of the daemon is read."""
 
-    config: Path | None = option(None, "the only file read (see `forerun edge config path`)", "FILE")
+    config: Path | None = setting(None, "the only file read (see `forerun edge config path`)", "FILE")
 
 
 def places(options: Any) -> EdgePaths:

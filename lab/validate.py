@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from edge_client.formats.detokenizer import spelled
 from forerun import demo_pair
-from forerun.options import REQUIRED, add_command, option, write_out
+from forerun.options import write_out
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models, words_of
 from forerun.terminal import note, table
@@ -79,17 +81,13 @@ SETTINGS = tuple(
 class ValidateOptions:
     """Declares what is run. Raises `UserError`."""
 
-    out: Path = option(REQUIRED, f"folder for {REPORT} and the recordings", "FOLDER")
-    num_prompts: int = option(4, "number of bundled prompts", "N")
-    max_tokens: int = option(96, "number of tokens of each text", "N")
-    seed: int = option(1, "seed of sampling and of the link's jitter", "N")
-    target: str = option(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
-    draft: str = option(str(demo_pair.DRAFT_GGUF), "GGUF file of the draft model", "PATH")
-    json: bool = option(False, "print the report instead of a table")
-
-    def __post_init__(self) -> None:
-        if self.max_tokens < 2:
-            raise UserError(f"--max-tokens is {self.max_tokens}; a pace needs 2 tokens at least")
+    out: Path = setting(REQUIRED, f"folder for {REPORT} and the recordings", "FOLDER")
+    num_prompts: int = setting(4, "number of bundled prompts", "N")
+    max_tokens: int = setting(96, "number of tokens of each text", "N", low=2)
+    seed: int = setting(1, "seed of sampling and of the link's jitter", "N")
+    target: str = setting(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "GGUF file of the draft model", "PATH")
+    json: bool = setting(False, "print the report instead of a table")
 
     def sampling(self, temperature: float) -> dict[str, Any]:
         """Return the sampling parameters of a request."""

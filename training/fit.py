@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from common.calibration import Prior
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.wire.grpc_options import version
-from forerun.options import REQUIRED, add_command, argument, option
 from forerun.terminal import note
 from schemes.policies.pacer import StopScorer
 from simulator.recordings import Recording, read_recording
@@ -43,8 +44,10 @@ WORDS = {
 class FitOptions:
     """Declares what is fitted."""
 
-    recordings: tuple[Path, ...] = argument(REQUIRED, "files of `forerun record`", "RECORDING", nargs="+")
-    json: bool = option(False, "print the priors as JSON")
+    recordings: tuple[Path, ...] = setting(
+        REQUIRED, "files of `forerun record`", "RECORDING", nargs="+", is_argument=True
+    )
+    json: bool = setting(False, "print the priors as JSON")
 
 
 def add_parser(commands: Any) -> None:

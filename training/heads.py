@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cloud_verifier.core.engine_protocol import IntArray
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
-from forerun.options import REQUIRED, JsonOption, add_command, check_out, ms, option
+from forerun.options import JsonOption, check_out, ms
 from forerun.prompts import bundled, read_prompts
 from forerun.terminal import note, table
 from training.record import BATCH, write_texts
@@ -59,13 +61,13 @@ KEEP_EVERY = 60.0  # seconds in which the target writes
 class HeadsOptions(JsonOption):
     """Declares the target, and the prompts of its texts."""
 
-    model: str = option(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
-    prompts: Path | None = option(
+    model: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    prompts: Path | None = setting(
         None, "file of prompts: a JSON list of texts, or JSON lines (default: bundled ones)", "FILE"
     )
-    max_tokens: int = option(128, "most tokens of each text", "N")
-    device: str = option("cpu", "device of torch: cpu, cuda or cuda:N")
-    threads: int = option(0, "threads of torch; 0: torch's own choice", "N")
+    max_tokens: int = setting(128, "most tokens of each text", "N", low=1)
+    device: str = setting("cpu", "device of torch: cpu, cuda or cuda:N")
+    threads: int = setting(0, "threads of torch; 0: torch's own choice", "N")
 
     def texts_before(self) -> list[str]:
         """Return the prompts. Raise `UserError`."""
@@ -76,17 +78,14 @@ class HeadsOptions(JsonOption):
 class TrainOptions(HeadsOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
-    out: Path = option(REQUIRED, "file for the heads, safetensors", "FILE")
-    kind: str = option("recurrent", "kind of heads", choices=("recurrent", "medusa"))
-    depth: int = option(6, "levels of guesses that they are trained for", "N")
-    texts: int = option(960, "texts that the target writes", "N")
-    steps: int = option(1200, "updates of the heads' weights", "N")
-    seed: int = option(0, "seed of the texts and of their order", "N")
+    out: Path = setting(REQUIRED, "file for the heads, safetensors", "FILE")
+    kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa"))
+    depth: int = setting(6, "levels of guesses that they are trained for", "N", low=1)
+    texts: int = setting(960, "texts that the target writes", "N", low=1)
+    steps: int = setting(1200, "updates of the heads' weights", "N", low=1)
+    seed: int = setting(0, "seed of the texts and of their order", "N")
 
     def __post_init__(self) -> None:
-        for name in ("depth", "texts", "max_tokens", "steps"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
         check_out(self.out)
 
 
@@ -94,9 +93,9 @@ class TrainOptions(HeadsOptions):
 class HeadsCheckOptions(HeadsOptions):
     """Declares a trial of a drafter."""
 
-    drafter: str = option(REQUIRED, "drafter, as for `forerun verify`", "WHAT")
-    temperature: float = option(WARM, "sampling temperature; 0 is greedy", "T")
-    step_floor: float = option(0.0, "least time of a target step, to imitate a larger target", "MS", type=ms)
+    drafter: str = setting(REQUIRED, "drafter, as for `forerun verify`", "WHAT")
+    temperature: float = setting(WARM, "sampling temperature; 0 is greedy", "T")
+    step_floor: float = setting(0.0, "least time of a target step, to imitate a larger target", "MS", read=ms)
 
 
 def add_parser(commands: Any) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.acceptance import COUPLED, AcceptanceRule, make_acceptance
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
@@ -21,15 +23,7 @@ from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
 from forerun import demo_pair
-from forerun.options import (
-    REQUIRED,
-    JsonOption,
-    add_command,
-    check_out,
-    open_draft,
-    option,
-    write_out,
-)
+from forerun.options import JsonOption, check_out, open_draft, write_out
 from forerun.prompts import read_prompts
 from forerun.rig import Rig, RigSettings
 from forerun.terminal import note, table
@@ -64,40 +58,38 @@ target step brings, how many texts and answers are not the target's, and how man
 class JudgeOptions(JsonOption):
     """Declares the models and the tasks. Raises `UserError` before the slow loading."""
 
-    target: str = option(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
-    draft: str = option(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
-    tasks: Path = option(REQUIRED, "file of tasks: a JSON list of prompts, or JSON lines", "FILE")
-    answer: str = option(
+    target: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
+    tasks: Path = setting(REQUIRED, "file of tasks: a JSON list of prompts, or JSON lines", "FILE")
+    answer: str = setting(
         REQUIRED,
         f"what finds the answer in a text: {', '.join(ANSWERS)} (Python functions that pass theirs), or a "
         "program that reads prompt and text and prints the answer or nothing",
         "WHAT",
     )
-    max_tokens: int = option(256, "most tokens of each text", "N")
+    max_tokens: int = setting(256, "most tokens of each text", "N", low=1)
 
     def __post_init__(self) -> None:
         answers_by(self.answer)
-        if self.max_tokens < 1:
-            raise UserError(f"--max-tokens is {self.max_tokens}; it must be 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeTrainOptions(JudgeOptions):
     """Declares a training. Raises `UserError`."""
 
-    out: Path = option(REQUIRED, "file for the judge, JSON", "FILE")
-    recall: float = option(0.9, "least share of important mismatches that the judge rejects", "R")
-    law_only: bool = option(
+    out: Path = setting(REQUIRED, "file for the judge, JSON", "FILE")
+    recall: float = setting(
+        0.9, "least share of important mismatches that the judge rejects", "R", above=0, high=1
+    )
+    law_only: bool = setting(
         False, "a judge that reads no hidden states, for GGUF targets and deterministic or compiled ones"
     )
-    device: str = option("cpu", "device of the target: cpu or cuda")
-    threads: int = option(0, "threads of both models; 0: their own choice", "N")
-    context: int = option(4096, "most tokens of a prompt and its text together", "N")
+    device: str = setting("cpu", "device of the target: cpu or cuda")
+    threads: int = setting(0, "threads of both models; 0: their own choice", "N")
+    context: int = setting(4096, "most tokens of a prompt and its text together", "N")
 
     def __post_init__(self) -> None:
         JudgeOptions.__post_init__(self)
-        if not 0.0 < self.recall <= 1.0:
-            raise UserError(f"--recall is {self.recall}; it must lie in (0, 1]")
         check_out(self.out)
 
 
@@ -105,9 +97,9 @@ class JudgeTrainOptions(JudgeOptions):
 class JudgeCheckOptions(JudgeOptions):
     """Declares a measurement. Raises `UserError`."""
 
-    acceptance: tuple[str, ...] = option(("judge",), "acceptance rules, with settings", "RULE", nargs="+")
-    judge: Path | None = option(None, "judge of the rule `judge`", "FILE")
-    policy: str = option("sync:8", "growth policy of the edge", "POLICY")
+    acceptance: tuple[str, ...] = setting(("judge",), "acceptance rules, with settings", "RULE", nargs="+")
+    judge: Path | None = setting(None, "judge of the rule `judge`", "FILE")
+    policy: str = setting("sync:8", "growth policy of the edge", "POLICY")
 
     def __post_init__(self) -> None:
         JudgeOptions.__post_init__(self)

@@ -13,21 +13,15 @@ from typing import TYPE_CHECKING, Any
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.engine_protocol import TargetEngine
 from cloud_verifier.core.scheduler import VerifyScheduler
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionDrafter
 from forerun import demo_pair
-from forerun.options import (
-    REQUIRED,
-    SAMPLING,
-    SamplingOptions,
-    add_command,
-    check_out,
-    open_draft,
-    option,
-)
+from forerun.options import SAMPLING, SamplingOptions, check_out, open_draft
 from forerun.prompts import bundled, read_prompts
 from forerun.terminal import note
 from simulator.knowledge import NUM_CANDIDATES
@@ -57,16 +51,16 @@ DECIMALS = 4  # of a score in nats; further ones are rounding noise
 class RecordOptions(SamplingOptions):
     """Declares what is recorded. Raises `UserError` before the slow loading."""
 
-    out: Path = option(REQUIRED, "file for the recording, JSON lines", "FILE")
-    prompt: tuple[str, ...] | None = option(None, "prompt (default: bundled ones); may be repeated", "TEXT")
-    prompts: Path | None = option(None, "file of prompts: a JSON list of texts, or JSON lines", "FILE")
-    target: str = option(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
-    draft: str = option(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
-    device: str = option("cpu", "device of the target: cpu or cuda")
-    threads: int = option(0, "threads of the draft model; 0: one per core", "N")
-    context: int = option(4096, "most tokens of a prompt and its text together", "N")
-    candidates: int = option(5, f"recorded candidates per token, 1 to {NUM_CANDIDATES}", "K")
-    max_tokens: int = option(96, "most tokens of each text", "N", group=SAMPLING)
+    out: Path = setting(REQUIRED, "file for the recording, JSON lines", "FILE")
+    prompt: tuple[str, ...] | None = setting(None, "prompt (default: bundled ones); may be repeated", "TEXT")
+    prompts: Path | None = setting(None, "file of prompts: a JSON list of texts, or JSON lines", "FILE")
+    target: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
+    device: str = setting("cpu", "device of the target: cpu or cuda")
+    threads: int = setting(0, "threads of the draft model; 0: one per core", "N")
+    context: int = setting(4096, "most tokens of a prompt and its text together", "N")
+    candidates: int = setting(5, f"recorded candidates per token, 1 to {NUM_CANDIDATES}", "K")
+    max_tokens: int = setting(96, "most tokens of each text", "N", group=SAMPLING)
 
     def __post_init__(self) -> None:
         _ = self.sampling  # checked

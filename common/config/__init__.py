@@ -2,5 +2,6 @@
 
 setting  one setting: default, meaning, unit, bounds; the schema of all; a value's way from and to a text
 merge    layers of values on each other, with the place that each came from: a file's line, a variable, a flag
-pages    the settings as options of a command, as a commented file and as a reference page
+command_line  the settings as options of a command
+pages    the settings as a commented file and as a reference page
 """

@@ -1,8 +1,7 @@
-"""Present the settings: options of a command, a commented file, and the reference tables."""
+"""Present the settings as a commented file, as the whole configuration, and as reference tables."""
 
 from __future__ import annotations
 
-import argparse
 import textwrap
 from collections.abc import Iterable, Mapping
 from itertools import groupby
@@ -21,85 +20,6 @@ SHORT_FORMS = {
     "a text": "text",
 }
 """Phrases of `Entry.allowed`, and what stands for them in a table."""
-
-
-# Options of a command --------------------------------------------------------------------------------------
-
-
-def add_flags(parser: argparse.ArgumentParser, schema: Schema[Config], sections: Iterable[str] = ()) -> None:
-    """Add the options of these sections' settings, or of all. Rarely used ones follow in a second group."""
-    advanced = parser.add_argument_group("advanced options")
-    for section in sections or schema.sections:
-        for entry in schema.of(section):
-            if entry.flags:
-                group = parser if entry.setting.is_common else advanced
-                _add_flag(group, entry, is_flat=schema.is_flat)
-
-
-def flags_from(options: argparse.Namespace, schema: Schema[Config]) -> dict[str, object]:
-    """Return the given options by the names of their settings, for `load_config`."""
-    return {name: value for name, value in vars(options).items() if name in schema.by_name}
-
-
-class Flag(argparse.Action):
-    """The action keeps what the command line gives under its setting's name, and no default.
-
-    Values stay texts: `load_config` reads them as those of the environment, and says what is wrong in the
-    same words.
-    """
-
-    def __init__(self, option_strings: list[str], dest: str, entry: Entry, **more: Any) -> None:
-        super().__init__(option_strings, dest, **more)
-        self.entry = entry
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        if self.entry.kind is bool:
-            values = not str(option).startswith("--no-")
-        elif self.entry.kind is tuple:
-            values = [*getattr(namespace, self.entry.name, ()), values]
-        setattr(namespace, self.entry.name, values)
-
-
-def _add_flag(group: argparse._ActionsContainer, entry: Entry, *, is_flat: bool) -> None:
-    """In a flat schema as options have always been: choices are argparse's, and what is off by default has no
-    flag that turns it off."""
-    names = list(entry.flags)
-    if entry.kind is bool and not (is_flat and entry.default is False):
-        names = [name for each in names for name in (each, f"--no-{each.removeprefix('--')}")]
-    words = f"{entry.setting.meaning} ({_default(entry)})".replace("%", "%%")
-    default: Any = list(entry.default) if isinstance(entry.default, tuple) else entry.default
-    group.add_argument(
-        *names,
-        action=Flag,
-        entry=entry,
-        dest=argparse.SUPPRESS,
-        default=default if is_flat else argparse.SUPPRESS,
-        nargs=0 if entry.kind is bool else "?" if entry.setting.alone is not None else None,
-        const=entry.setting.alone,
-        choices=(entry.setting.choices or None) if is_flat else None,
-        metavar=_metavar(entry),
-        help=words,
-    )
-
-
-def _default(entry: Entry) -> str:
-    if entry.default in ("", (), None):
-        return entry.setting.unset or "none"
-    unit = f" {entry.setting.unit}" if entry.setting.unit else ""
-    return as_toml(entry.default) + unit
-
-
-def _metavar(entry: Entry) -> str:
-    if entry.setting.choices:
-        return "{" + ",".join(entry.setting.choices) + "}"
-    if entry.kind in (int, float):
-        return "N"
-    if entry.setting.is_path:
-        return "FILE"
-    return entry.key.rpartition("_")[2].upper()
-
-
-# Pages -----------------------------------------------------------------------------------------------------
 
 
 def commented_file(schema: Schema[Config], head: str) -> str:

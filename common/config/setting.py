@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
+from types import UnionType
 from typing import Any, Generic, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from common.errors import UserError
@@ -19,6 +20,9 @@ Check = Callable[[Any], str]
 """Returns a value's fault as the rest of a sentence ("it must ..."), or an empty text."""
 
 METADATA = "setting"
+REQUIRED: Any = MISSING
+"""The default of a command's option that must be given."""
+
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 LONGEST_SHOWN = 100
 LOG_LEVELS, LOG_FORMATS = ("debug", "info", "warning", "error"), ("text", "json")
@@ -26,9 +30,10 @@ LOG_LEVELS, LOG_FORMATS = ("debug", "info", "warning", "error"), ("text", "json"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting describes a field once, for files, variables, flags and pages."""
+    """A setting describes a field once, for files, variables, options of commands and pages."""
 
     meaning: str  # what it is and why one would change it, without a full stop
+    metavar: str = ""  # what stands for the value in a command's help; empty: by its type
     unit: str = ""  # of a number
     low: float | None = None  # the smallest value
     above: float | None = None  # in place of `low`: values must exceed it
@@ -37,6 +42,11 @@ class Setting:
     check: Check | None = None  # what bounds and choices cannot say
     form: str = ""  # what a text or an entry of a list looks like, for help and messages
     alias: str = ""  # a short flag beside the one that follows from the name
+    flag: str = ""  # of a command's own option, where it does not follow from the name
+    group: str = ""  # of a command's own option: the title of its group in the help
+    is_argument: bool = False  # of a command: it has a place and no name
+    nargs: str = ""  # of a command: how many values follow, as argparse's
+    read: Callable[[str], Any] | None = None  # of a command: reads a text, where its type does not say how
     key: str = ""  # its name, where that is not the field's
     unset: str = ""  # the word that stands for None
     alone: str | None = None  # what the flag without a value stands for
@@ -45,9 +55,9 @@ class Setting:
     has_flag: bool = True  # false: files and variables alone set it
 
 
-def setting(default: Value, meaning: str, **more: Any) -> Any:
+def setting(default: Any, meaning: str, metavar: str = "", **more: Any) -> Any:
     """Return a dataclass field with its `Setting`."""
-    return field(default=default, metadata={METADATA: Setting(meaning, **more)})
+    return field(default=default, metadata={METADATA: Setting(meaning, metavar, **more)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,7 @@ class Entry:
     kind: type[Any]  # str, int, float, bool, Path or tuple
     default: Value
     setting: Setting
+    part: type[Any] = str  # of a tuple: str, int, float or Path
     section: str = ""
     flag: str = ""  # the option that sets it; empty: none
     variable: str = ""  # the environment variable that sets it
@@ -70,8 +81,8 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Return the name in messages: `draft.context`."""
-        return f"{self.section}.{self.key}".removeprefix(".")
+        """Return the name in messages: `draft.context`, or of a command's own option `--context`."""
+        return f"{self.section}.{self.key}" if self.section else self.flag or self.key
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -107,12 +118,10 @@ def entries_of(section: type[Any]) -> tuple[Entry, ...]:
 
 
 def _entry(declared: Field[Any], annotation: Any) -> Entry:
-    if get_origin(annotation) is tuple:
-        kind: type[Any] = tuple
-    else:  # of `int | None` the first
-        kind = (get_args(annotation) or (annotation,))[0]
+    kind: Any = get_args(annotation)[0] if get_origin(annotation) is UnionType else annotation
+    part = get_args(kind)[0] if get_origin(kind) is tuple else str
     default: Value = declared.default  # type: ignore[assignment]  # typed as the field's own
-    return Entry(declared.name, kind, default, declared.metadata[METADATA])
+    return Entry(declared.name, get_origin(kind) or kind, default, declared.metadata[METADATA], part)
 
 
 # Sections --------------------------------------------------------------------------------------------------
@@ -130,7 +139,7 @@ def check_section(section: Any) -> None:
     """Raise `InvalidValue` that names the first setting out of bounds and what is allowed."""
     for entry in entries_of(type(section)):  # type: ignore[arg-type]  # a type is hashable
         value = getattr(section, entry.field)
-        if value is not None and (wrong := _what_is_wrong(entry, value)):
+        if value is not None and (wrong := what_is_wrong(entry, value)):
             raise InvalidValue(entry.key, f"{entry.key} is {shown(value)}; {wrong}")
 
 
@@ -142,7 +151,8 @@ def shown(value: object) -> str:
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}..."
 
 
-def _what_is_wrong(entry: Entry, value: Any) -> str:
+def what_is_wrong(entry: Entry, value: Any) -> str:
+    """Return a value's fault as the rest of a sentence, or an empty text."""
     said = entry.setting
     if entry.kind in (int, float) and not _lies_within(said, value):
         return f"it must be {entry.allowed}"
@@ -164,13 +174,14 @@ def _lies_within(said: Setting, value: float) -> bool:
 def _bounds(said: Setting) -> str:
     high = None if said.high == math.inf else said.high
     if said.above is not None:
-        return f" above {_plain(said.above)}" + (f", {_plain(high)} at most" if high is not None else "")
+        return f" above {plain(said.above)}" + (f", {plain(high)} at most" if high is not None else "")
     if said.low is not None and high is not None:
-        return f" in [{_plain(said.low)}, {_plain(high)}]"
-    return f", {_plain(said.low)} or more" if said.low is not None else ""
+        return f" in [{plain(said.low)}, {plain(high)}]"
+    return f", {plain(said.low)} or more" if said.low is not None else ""
 
 
-def _plain(number: float) -> str:
+def plain(number: float) -> str:
+    """Write a number without needless digits."""
     return str(int(number)) if float(number).is_integer() else str(number)
 
 
@@ -260,10 +271,15 @@ def from_data(entry: Entry, value: object) -> Value:
 
 def from_text(entry: Entry, text: str) -> Value:
     """Convert the text of a variable or flag; commas separate a list. Raises `UserError`."""
-    if entry.setting.unset and text == entry.setting.unset:
-        return None
     if entry.kind is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    return read_text(entry, text)
+
+
+def read_text(entry: Entry, text: str) -> Value:
+    """Convert the text of one value. Raises `UserError`."""
+    if entry.setting.unset and text == entry.setting.unset:
+        return None
     try:
         parsed: Value = _truth(text) if entry.kind is bool else entry.kind(text)
     except ValueError as error:

@@ -7,10 +7,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import UserError
+from common.config.setting import setting
 from common.sampling import DRAWN_SEED_BITS
 from edge_client.process.client import LocalClient, connect
-from forerun.options import option, places
+from forerun.options import places
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 Json = dict[str, Any]
@@ -18,24 +18,20 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Declares the options of answers. None means the daemon's default. Raises `UserError`."""
+    """Declares the options of answers. None means the daemon's default."""
 
-    model: str = option("", "one of the daemon's models (default: its first)", "NAME")
-    system_text: str = option("", "system message for the model", "TEXT", flag="--system")
-    temperature: float | None = option(
+    model: str = setting("", "one of the daemon's models (default: its first)", "NAME")
+    system_text: str = setting("", "system message for the model", "TEXT", flag="--system")
+    temperature: float | None = setting(
         None, "sampling temperature; 0 is greedy (default: the target's own, else 1)", "T"
     )
-    seed: int | None = option(None, "seed of the sampling (default: a new one for each answer)", "N")
-    max_tokens: int | None = option(None, "most tokens (default: as many as fit)", "N")
-    no_speculation: bool = option(False, "write by the target alone, without drafts")
-    show_origin: bool = option(False, "mark the text by its writer")
-    system: bool = option(
+    seed: int | None = setting(None, "seed of the sampling (default: a new one for each answer)", "N")
+    max_tokens: int | None = setting(None, "most tokens (default: as many as fit)", "N", low=1)
+    no_speculation: bool = setting(False, "write by the target alone, without drafts")
+    show_origin: bool = setting(False, "mark the text by its writer")
+    system: bool = setting(
         False, "use the daemon of the whole machine, not this user's", flag="--system-daemon"
     )
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise UserError(f"--max-tokens is {self.max_tokens}; it must be 1 or more")
 
     def daemon(self) -> LocalClient:
         """Find the running daemon, which a restart may move. Raises `UnavailableError` without one."""

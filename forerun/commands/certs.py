@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
-from forerun.options import REQUIRED, add_command, option
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -43,16 +44,14 @@ identity provider makes tokens.
 class DevOptions:
     """Declares which certificates are made. Raises `UserError`."""
 
-    out: Path = option(REQUIRED, "folder for the files; must not contain any of them", "DIR")
-    name: str = option(REQUIRED, "host names and addresses of the verifier", "HOST[,HOST]")
-    tenant: str = option("dev", "tenant of the devices", "T")
-    device: str = option("device", "names of the devices", "D[,D]")
-    domain: str = option("forerun.dev", "SPIFFE trust domain", "DOMAIN")
-    days: float = option(7.0, "days until certificates expire", "N")
+    out: Path = setting(REQUIRED, "folder for the files; must not contain any of them", "DIR")
+    name: str = setting(REQUIRED, "host names and addresses of the verifier", "HOST[,HOST]")
+    tenant: str = setting("dev", "tenant of the devices", "T")
+    device: str = setting("device", "names of the devices", "D[,D]")
+    domain: str = setting("forerun.dev", "SPIFFE trust domain", "DOMAIN")
+    days: float = setting(7.0, "days until certificates expire", "N", above=0, high=MAX_DAYS)
 
     def __post_init__(self) -> None:
-        if not 0 < self.days <= MAX_DAYS:
-            raise UserError(f"--days is {self.days:g}; it must be above 0, and {MAX_DAYS} at most")
         for name, value in (("--tenant", self.tenant), *(("--device", each) for each in self.devices)):
             _check_label(name, value)
         if not re.fullmatch(r"[a-z0-9._-]{1,255}", self.domain):
@@ -67,17 +66,15 @@ class DevOptions:
 class TokenOptions:
     """Declares the claims of a token. Raises `UserError`."""
 
-    key: Path = option(REQUIRED, "token-signing.key of `forerun certs dev`", "FILE")
-    tenant: str = option(REQUIRED, "tenant of the device", "T")
-    device: str = option("", "the token's subject (default: none)", "D")
-    audience: str = option(REQUIRED, "audience, as the verifier's --token-audience", "WHO")
-    issuer: str = option("", "issuer, as the verifier's --token-issuer (default: none)", "WHO")
-    lifetime: float = option(600.0, "seconds until the token expires", "S")
+    key: Path = setting(REQUIRED, "token-signing.key of `forerun certs dev`", "FILE")
+    tenant: str = setting(REQUIRED, "tenant of the device", "T")
+    device: str = setting("", "the token's subject (default: none)", "D")
+    audience: str = setting(REQUIRED, "audience, as the verifier's --token-audience", "WHO")
+    issuer: str = setting("", "issuer, as the verifier's --token-issuer (default: none)", "WHO")
+    lifetime: float = setting(600.0, "seconds until the token expires", "S", above=0)
 
     def __post_init__(self) -> None:
         _check_label("--tenant", self.tenant)
-        if not 0 < self.lifetime < float("inf"):
-            raise UserError(f"--lifetime is {self.lifetime:g}; it must be above 0")
 
 
 def add_parser(commands: Any) -> None:

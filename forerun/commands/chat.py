@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
 from common.errors import ForerunError, UserError
 from edge_client.texts.events import TextEnded
 from forerun.chat.asking import CHAT_PATH, AskOptions, Json
 from forerun.chat.display import Display, legend, stats_line
 from forerun.chat.following import Following
-from forerun.options import add_command
 from forerun.terminal import Painter, note
 
 DESCRIPTION = """\

@@ -7,13 +7,15 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import UserError
 from edge_client.formats.detokenizer import TextSpan
 from edge_client.texts.events import TextAdded, TextEnded, origins_of
 from forerun.chat.asking import CHAT_PATH, TEXT_PATH, AskOptions
 from forerun.chat.display import Display, legend, stats_line
 from forerun.chat.following import Following
-from forerun.options import add_command, argument, option, read_prompt
+from forerun.options import read_prompt
 from forerun.terminal import Painter, note
 
 DESCRIPTION = """\
@@ -29,9 +31,9 @@ With --system the text is a question, and the model answers it as in a chat."""
 class CompleteOptions(AskOptions):
     """Declares the text and its form."""
 
-    prompt: str = argument("-", "text; -: standard input", "PROMPT", nargs="?")
-    max_tokens: int | None = option(128, "most tokens", "N")
-    json: bool = option(False, "print one JSON object at the end")
+    prompt: str = setting("-", "text; -: standard input", "PROMPT", nargs="?", is_argument=True)
+    max_tokens: int | None = setting(128, "most tokens", "N", low=1)
+    json: bool = setting(False, "print one JSON object at the end")
 
 
 def add_parser(commands: Any) -> None:

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config.pages import add_flags, as_json, as_toml_file, commented_file
+from common.config.command_line import add_command, add_flags, add_options
+from common.config.pages import as_json, as_toml_file, commented_file
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from edge_client.process.paths import make_private
 from edge_client.settings import HEAD, SCHEMA, load_config
-from forerun.options import (
-    REQUIRED,
-    ConfigOption,
-    DaemonOptions,
-    JsonOption,
-    add_command,
-    add_fields,
-    argument,
-    loaded,
-    places,
-)
+from forerun.options import ConfigOption, DaemonOptions, JsonOption, loaded, places
 
 DESCRIPTION = """\
 Show and make the configuration of `forerun edge`. The fleet, a file, the environment or a flag can override
@@ -43,14 +35,16 @@ class PathOptions(ConfigOption, JsonOption):
 class InitOptions(DaemonOptions):
     """Declares which file is written."""
 
-    file: Path | None = argument(None, "file to write (default: the usual edge.toml)", "FILE", nargs="?")
+    file: Path | None = setting(
+        None, "file to write (default: the usual edge.toml)", "FILE", nargs="?", is_argument=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigCheckOptions(DaemonOptions):
     """Declares which file is checked."""
 
-    file: Path = argument(REQUIRED, "configuration file to check", "FILE")
+    file: Path = setting(REQUIRED, "configuration file to check", "FILE", is_argument=True)
 
 
 def add_actions(actions: Any) -> None:
@@ -60,7 +54,7 @@ def add_actions(actions: Any) -> None:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = add_command(verbs, "show", "print the effective settings as TOML", _show)
     show.add_argument("--origin", action="store_true", help="also show the source of each setting")
-    add_fields(show, PathOptions)
+    add_options(show, PathOptions)
     add_flags(show, SCHEMA)
     words = "print the configuration files and the folders of state, cache and sockets"
     add_command(verbs, "path", words, _path, PathOptions)

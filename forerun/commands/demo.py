@@ -11,12 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun import demo_pair
 from forerun.chat.display import Display, legend
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
-from forerun.options import SAMPLING, SamplingOptions, add_command, option
+from forerun.options import SAMPLING, SamplingOptions
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import Painter, note, table
@@ -37,41 +39,35 @@ The bundled target is tiny, so every target step is slowed to --step-floor ms, a
 
 YES = ("y", "yes")
 
-MAX_MS = 600_000.0
-"""Ten minutes, above any link or step worth a demonstration."""
+WITHIN: dict[str, Any] = {"low": 0, "high": 600_000}
+"""Bounds of a link and a step: ten minutes are above any worth a demonstration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions(SamplingOptions):
     """Declares what is demonstrated. Raises `UserError` before the slow loading."""
 
-    rtt: float = option(60.0, "round-trip time of the link", "MS")
-    jitter: float = option(0.0, "jitter of the round-trip time", "MS")
-    bandwidth: float = option(0.0, "bandwidth each way, in kB/s; 0: unlimited", "KBPS")
-    step_floor: float = option(30.0, "least time of a target step", "MS")
-    prompt: tuple[str, ...] | None = option(None, "prompt (default: bundled ones); may be repeated", "TEXT")
-    drafter: str | None = option(
+    rtt: float = setting(60.0, "round-trip time of the link", "MS", **WITHIN)
+    jitter: float = setting(0.0, "jitter of the round-trip time", "MS", **WITHIN)
+    bandwidth: float = setting(0.0, "bandwidth each way, in kB/s; 0: unlimited", "KBPS", **WITHIN)
+    step_floor: float = setting(30.0, "least time of a target step", "MS", **WITHIN)
+    prompt: tuple[str, ...] | None = setting(None, "prompt (default: bundled ones); may be repeated", "TEXT")
+    drafter: str | None = setting(
         None,
         "the verifier's own drafter (default: the bundled heads for the bundled target); none: no",
         "WHAT",
     )
-    num_prompts: int = option(3, "number of bundled prompts", "N")
-    policy: str = option("adaptive", "growth policy of the forerun scheme")
-    target: str = option(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
-    draft: str = option(str(demo_pair.DRAFT_GGUF), "GGUF file of the draft model", "PATH")
-    json: bool = option(False, "print one JSON object instead of text and table")
-    page: bool = option(False, "serve a web page instead, which shows texts and the growing tree")
-    listen: str = option("127.0.0.1:8080", "address of --page", "HOST:PORT")
-    open: bool = option(False, "with --page: open the page in this machine's browser")
-    max_tokens: int = option(96, "most tokens of each text", "N", group=SAMPLING)
+    num_prompts: int = setting(3, "number of bundled prompts", "N")
+    policy: str = setting("adaptive", "growth policy of the forerun scheme")
+    target: str = setting(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "GGUF file of the draft model", "PATH")
+    json: bool = setting(False, "print one JSON object instead of text and table")
+    page: bool = setting(False, "serve a web page instead, which shows texts and the growing tree")
+    listen: str = setting("127.0.0.1:8080", "address of --page", "HOST:PORT")
+    open: bool = setting(False, "with --page: open the page in this machine's browser")
+    max_tokens: int = setting(96, "most tokens of each text", "N", group=SAMPLING, low=2)
 
     def __post_init__(self) -> None:
-        for name in ("rtt", "jitter", "bandwidth", "step_floor"):
-            value = getattr(self, name)
-            if not 0 <= value <= MAX_MS:
-                raise UserError(f"--{name.replace('_', '-')} is {value}; it must lie in [0, {MAX_MS}]")
-        if self.max_tokens < 2:
-            raise UserError(f"--max-tokens is {self.max_tokens}; a pace needs 2 tokens or more")
         if self.prompt and not all(self.prompt):
             raise UserError("--prompt is empty; at least one token is needed")
         make_policy(self.policy)

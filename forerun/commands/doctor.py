@@ -8,18 +8,11 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.config.pages import add_flags
+from common.config.command_line import add_command, add_flags, add_options, read_options
+from common.config.setting import setting
 from common.errors import UserError
 from edge_client.settings import SCHEMA
-from forerun.options import (
-    ConfigOption,
-    JsonOption,
-    add_command,
-    add_fields,
-    as_the_daemon,
-    option,
-    read_fields,
-)
+from forerun.options import ConfigOption, JsonOption, as_the_daemon
 from forerun.terminal import GREEN, RESET, Painter, ProgressBar, note
 
 DESCRIPTION = """\
@@ -40,10 +33,10 @@ COLOURS = {"ok": GREEN, "warn": "\x1b[33m", "fail": "\x1b[31m", "skip": "\x1b[2m
 class DoctorOptions(ConfigOption, JsonOption):
     """Declares the values that the user knows already. Raises `UserError`."""
 
-    rtt: float | None = option(None, "round-trip time to the verifier", "MS", group=KNOWN)
-    step: float | None = option(None, "time of a step of the target model", "MS", group=KNOWN)
-    draft_step: float | None = option(None, "time of a step of the draft model", "MS", group=KNOWN)
-    acceptance: float | None = option(None, "chance that the best draft token is right", "A", group=KNOWN)
+    rtt: float | None = setting(None, "round-trip time to the verifier", "MS", group=KNOWN)
+    step: float | None = setting(None, "time of a step of the target model", "MS", group=KNOWN)
+    draft_step: float | None = setting(None, "time of a step of the draft model", "MS", group=KNOWN)
+    acceptance: float | None = setting(None, "chance that the best draft token is right", "A", group=KNOWN)
 
     def __post_init__(self) -> None:
         for name in ("rtt", "step", "draft_step"):
@@ -57,12 +50,12 @@ class DoctorOptions(ConfigOption, JsonOption):
 def add_parser(commands: Any) -> None:
     words = "find what is wrong with this device, its link and its verifiers"
     parser = add_command(commands, "doctor", words, run, description=DESCRIPTION)
-    add_fields(parser, DoctorOptions)
+    add_options(parser, DoctorOptions)
     add_flags(parser, SCHEMA, ("verifier", "draft"))
 
 
 def run(parsed: argparse.Namespace) -> int:
-    options = read_fields(parsed, DoctorOptions)
+    options = read_options(parsed, DoctorOptions)
     from forerun.doctor.device import Finding, Level
     from forerun.doctor.examine import MeasuredPair, examine
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from common.config.pages import add_flags, flags_from
+from common.config.command_line import add_command, add_flags, add_options, flags_from
 from common.errors import UserError
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
@@ -23,7 +23,7 @@ from forerun.cli import own_version
 from forerun.commands import config as config_command
 from forerun.commands import process, service
 from forerun.log_format import writing
-from forerun.options import ConfigOption, add_command, add_fields, files_read, given_flags, loaded, places
+from forerun.options import ConfigOption, files_read, given_flags, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
@@ -56,15 +56,15 @@ INTERRUPT_GRACE = 3.0
 def add_parser(commands: Any) -> None:
     words = "run the daemon on this device: it drafts for verifiers and serves an API to local programs"
     parser = add_command(commands, "edge", words, description=DESCRIPTION)
-    add_options(parser)
+    add_all_options(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for module in (process, config_command, service):
         module.add_actions(actions)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_all_options(parser: argparse.ArgumentParser) -> None:
     """Add the daemon's own options and those of all settings."""
-    add_fields(parser, ConfigOption)
+    add_options(parser, ConfigOption)
     add_flags(parser, SCHEMA)
     parser.set_defaults(run=run)
 

@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from edge_client.fleet.document import Document, Kill, PayloadError, desired_topic, read_report, seal, topic
 from edge_client.settings import TOPIC_LEVEL, FleetSection, load_config
 from forerun.commands.daemon_table import duration
-from forerun.options import REQUIRED, ConfigOption, add_command, argument, files_read, option
+from forerun.options import ConfigOption, files_read
 from forerun.terminal import table
 
 DESCRIPTION = """\
@@ -47,25 +49,29 @@ TITLES = ("DEVICE", *(name.upper() for name in LABELS + FIGURES), "TOKENS", "ACC
 class StatusOptions(ConfigOption):
     """Declares how devices are listed."""
 
-    json: bool = option(False, "print an object a line")
-    wait: float = option(2.0, "seconds to listen", "S")
+    json: bool = setting(False, "print an object a line")
+    wait: float = setting(2.0, "seconds to listen", "S")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions(ConfigOption):
     """Declares the document's content."""
 
-    settings: tuple[str, ...] = argument(None, "settings; replace all earlier ones", "KEY=VALUE", nargs="*")
-    kill: str = option("none", "kill switch", choices=[each.value for each in Kill])
-    key: Path = option(REQUIRED, "private key made by `forerun fleet keys`", "FILE")
-    days: float = option(30.0, "lifetime in days; at most 400", "N")
+    settings: tuple[str, ...] = setting(
+        None, "settings; replace all earlier ones", "KEY=VALUE", nargs="*", is_argument=True
+    )
+    kill: str = setting("none", "kill switch", choices=tuple(each.value for each in Kill))
+    key: Path = setting(REQUIRED, "private key made by `forerun fleet keys`", "FILE")
+    days: float = setting(30.0, "lifetime in days", "N", above=0, high=LONGEST_LIFETIME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeysOptions:
     """Declares where the keys are written."""
 
-    path: Path = argument(REQUIRED, "file for the private key; FILE.pub is the public one", "FILE")
+    path: Path = setting(
+        REQUIRED, "file for the private key; FILE.pub is the public one", "FILE", is_argument=True
+    )
 
 
 def add_parser(commands: Any) -> None:
@@ -104,8 +110,6 @@ async def publish(options: PublishOptions, fleet: FleetSection) -> None:
 
     settings, at = dict(map(_setting, options.settings)), time.time()
     load_config({}, {}, (), settings)  # raises for what no device of this version takes
-    if not 0 < options.days <= LONGEST_LIFETIME:
-        raise UserError(f"--days is {options.days:g}; it must lie in (0, {LONGEST_LIFETIME:g}]")
     document = Document(
         tenant=fleet.tenant,
         version=int(at * 1000),

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import UserError
 from edge_client.settings import load_config
-from forerun.options import ConfigOption, JsonOption, add_command, argument, files_read, option
+from forerun.options import ConfigOption, JsonOption, files_read
 from forerun.terminal import note
 
 NAME = re.compile(r"\w[\w.-]*")
@@ -32,9 +34,11 @@ out. The index is a file on this device, readable by its owner alone; remove the
 class IndexOptions(ConfigOption, JsonOption):
     """Declares what is indexed. Raises `UserError` for options that conflict."""
 
-    sources: tuple[str, ...] = argument((), "folders and files (default: update all)", "PATH", nargs="*")
-    name: str = option("", "name of the index (default: the last part of the first PATH)", "NAME")
-    draft: str = option("", "draft model whose tokenizer is used (default: the daemon's)", "PATH")
+    sources: tuple[str, ...] = setting(
+        (), "folders and files (default: update all)", "PATH", nargs="*", is_argument=True
+    )
+    name: str = setting("", "name of the index (default: the last part of the first PATH)", "NAME")
+    draft: str = setting("", "draft model whose tokenizer is used (default: the daemon's)", "PATH")
 
     def __post_init__(self) -> None:
         if self.name and not self.sources:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
+from common.config.command_line import add_command, add_options, read_options
+from common.config.setting import setting
 from common.errors import UnavailableError, UserError
 from edge_client.process import run_file as daemon_file
 from edge_client.process.client import client_of, url_of
 from edge_client.process.paths import read_token
 from edge_client.process.run_file import DaemonRecord
-from forerun.options import PlaceOption, add_command, add_fields, argument, option, read_fields
+from forerun.options import PlaceOption
 from forerun.terminal import note
 
 DESCRIPTION = """\
@@ -167,10 +169,12 @@ AGENTS = {
 class LaunchOptions(PlaceOption):
     """Declares which agent is started."""
 
-    agent: str = argument("", f"one of {', '.join(AGENTS)}", choices=(*AGENTS,), metavar="AGENT")
-    model: str = option("", "one of the daemon's models (default: its first)", "NAME")
-    anyway: bool = option(False, "start the agent even if it could not work")
-    shown: bool = option(False, "print shell commands and start nothing", flag="--print")
+    agent: str = setting(
+        "", f"one of {', '.join(AGENTS)}", choices=(*AGENTS,), metavar="AGENT", is_argument=True
+    )
+    model: str = setting("", "one of the daemon's models (default: its first)", "NAME")
+    anyway: bool = setting(False, "start the agent even if it could not work")
+    shown: bool = setting(False, "print shell commands and start nothing", flag="--print")
 
 
 def add_parser(commands: Any) -> None:
@@ -178,9 +182,9 @@ def add_parser(commands: Any) -> None:
         commands, "launch", "start a coding agent that uses the running daemon", description=DESCRIPTION
     )
     parser.usage = "%(prog)s AGENT [options] [-- ARG ...]"
-    add_fields(parser, LaunchOptions)
+    add_options(parser, LaunchOptions)
     parser.set_defaults(
-        arguments=[], run=lambda options: _run(read_fields(options, LaunchOptions), options.arguments)
+        arguments=[], run=lambda options: _run(read_options(options, LaunchOptions), options.arguments)
     )
 
 

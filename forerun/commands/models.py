@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 from rich.console import Console
 
 from cloud_verifier.settings import ATTENTIONS
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.llama.files import find_model, is_gguf
-from forerun.options import REQUIRED, JsonOption, add_command, option
+from forerun.options import JsonOption
 
 CHECKED_SLOTS = 1024
 """KV slots of the check of a GGUF target, which needs a tenth of them."""
@@ -31,20 +32,18 @@ Exit code 0 if the verifier can serve the model, else 2 with a message. docs/tar
 class ModelsOptions(JsonOption):
     """Declares which model is probed, and how it would be served."""
 
-    check: str = option(REQUIRED, "model folder, hub id or GGUF file to load and probe", "PATH")
-    device: str = option("cpu", "device of torch: cpu, cuda or cuda:N")
-    dtype: str = option("auto", "float32, bfloat16 or float16 (default: as `forerun verify` chooses)")
-    attention: str = option("auto", "attention backend", choices=ATTENTIONS)
-    quantize: str | None = option(None, "quantization, as for `forerun verify`", "KIND")
-    windows: str = option(
+    check: str = setting(REQUIRED, "model folder, hub id or GGUF file to load and probe", "PATH")
+    device: str = setting("cpu", "device of torch: cpu, cuda or cuda:N")
+    dtype: str = setting("auto", "float32, bfloat16 or float16 (default: as `forerun verify` chooses)")
+    attention: str = setting("auto", "attention backend", choices=ATTENTIONS)
+    quantize: str | None = setting(None, "quantization, as for `forerun verify`", "KIND")
+    windows: str = setting(
         "shrunk",
         "size of sliding windows: the model's own, or 128 positions, which is faster",
         choices=("real", "shrunk"),
     )
-    threads: int = option(0, "threads; 0: as `forerun verify` chooses", "N")
-    deterministic: bool | None = option(
-        None, "as for `forerun verify`; for GGUF targets", action=argparse.BooleanOptionalAction
-    )
+    threads: int = setting(0, "threads; 0: as `forerun verify` chooses", "N")
+    deterministic: bool | None = setting(None, "as for `forerun verify`; for GGUF targets")
 
 
 def add_parser(commands: Any) -> None:

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import ForerunError, UserError
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths
 from edge_client.process.run_file import DaemonRecord
 from forerun.commands.daemon_table import STATUS_PATH, duration, status_lines
 from forerun.commands.service import UNIT
-from forerun.options import DaemonOptions, add_command, option
+from forerun.options import DaemonOptions
 
 RUNNING, NOT_RUNNING, UNKNOWN = 0, 3, 4
 """Exit codes of `status`, as LSB defines them for init scripts."""
@@ -34,20 +36,16 @@ STOPPED, NONE_RAN, STILL_RUNS = 0, 1, 4
 class StopOptions(DaemonOptions):
     """Declares how the daemon is stopped."""
 
-    timeout: float = option(60.0, "seconds to wait for its end", "S")
-    kill: bool = option(False, "end it by force; running completions are lost")
+    timeout: float = setting(60.0, "seconds to wait for its end", "S")
+    kill: bool = setting(False, "end it by force; running completions are lost")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogsOptions(DaemonOptions):
-    """Declares which part of the log is printed. Raises `UserError`."""
+    """Declares which part of the log is printed."""
 
-    follow: bool = option(False, "keep printing new lines until Ctrl-C", short="-f")
-    lines: int = option(100, "number of lines from the end", "N", short="-n")
-
-    def __post_init__(self) -> None:
-        if self.lines < 0:
-            raise UserError(f"--lines is {self.lines}; it must be 0 or more")
+    follow: bool = setting(False, "keep printing new lines until Ctrl-C", alias="-f")
+    lines: int = setting(100, "number of lines from the end", "N", alias="-n", low=0)
 
 
 def add_actions(actions: Any) -> None:

@@ -11,19 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.privacy import LEVELS, Privacy
 from common.wire.grpc_options import host_and_port, is_loopback
 from edge_client.network.addresses import parse_address
 from edge_client.process.paths import find_paths
-from forerun.options import (
-    REQUIRED,
-    DraftOptions,
-    JsonOption,
-    add_command,
-    check_free,
-    option,
-)
+from forerun.options import DraftOptions, JsonOption, check_free
 
 if TYPE_CHECKING:
     from edge_client.network.client_tls import TlsSettings
@@ -43,13 +38,13 @@ TLS = "TLS"
 class TlsOptions:
     """Declares trusted CAs, the edge's own identity, and whether plain text may leave the machine."""
 
-    tls: bool = option(False, "use TLS; the system's CAs are trusted unless --tls-ca is given", group=TLS)
-    tls_ca: Path | None = option(None, "PEM file with the verifier's CA", "FILE", group=TLS)
-    tls_cert: Path | None = option(None, "PEM file with this edge's certificate", "FILE", group=TLS)
-    tls_key: Path | None = option(None, "PEM file with the private key of --tls-cert", "FILE", group=TLS)
-    tls_name: str = option("", "name in the verifier's certificate (default: the host)", "NAME", group=TLS)
-    token_file: Path | None = option(None, "file with a token, sent only over TLS", "FILE", group=TLS)
-    insecure: bool = option(False, "allow unencrypted traffic to another machine", group=TLS)
+    tls: bool = setting(False, "use TLS; the system's CAs are trusted unless --tls-ca is given", group=TLS)
+    tls_ca: Path | None = setting(None, "PEM file with the verifier's CA", "FILE", group=TLS)
+    tls_cert: Path | None = setting(None, "PEM file with this edge's certificate", "FILE", group=TLS)
+    tls_key: Path | None = setting(None, "PEM file with the private key of --tls-cert", "FILE", group=TLS)
+    tls_name: str = setting("", "name in the verifier's certificate (default: the host)", "NAME", group=TLS)
+    token_file: Path | None = setting(None, "file with a token, sent only over TLS", "FILE", group=TLS)
+    insecure: bool = setting(False, "allow unencrypted traffic to another machine", group=TLS)
 
     @property
     def channel_tls(self) -> TlsSettings | None:
@@ -68,27 +63,27 @@ class TlsOptions:
 class RelayOptions(TlsOptions, JsonOption, DraftOptions):
     """Declares the verifier behind, the middle model, and the port for edges."""
 
-    verifier: str = option(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
-    model: str = option(REQUIRED, "middle model: GGUF file or hf://organisation/repository/file.gguf", "PATH")
-    listen: str = option(
-        "127.0.0.1:50052", "address for edges (default: %(default)s)", "HOST:PORT", group=SERVING
+    verifier: str = setting(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
+    model: str = setting(
+        REQUIRED, "middle model: GGUF file or hf://organisation/repository/file.gguf", "PATH"
     )
-    serve_cert: Path | None = option(None, "PEM file with the relay's certificate", "FILE", group=SERVING)
-    serve_key: Path | None = option(None, "PEM file with the key of --serve-cert", "FILE", group=SERVING)
-    grace: float = option(
+    listen: str = setting("127.0.0.1:50052", "address for edges", "HOST:PORT", group=SERVING)
+    serve_cert: Path | None = setting(None, "PEM file with the relay's certificate", "FILE", group=SERVING)
+    serve_key: Path | None = setting(None, "PEM file with the key of --serve-cert", "FILE", group=SERVING)
+    grace: float = setting(
         10.0,
-        "seconds that edges have to leave after SIGTERM (default: %(default)s)",
+        "seconds that edges have to leave after SIGTERM",
         "SECONDS",
         group=SERVING,
     )
-    privacy: str = option(
+    privacy: str = setting(
         Privacy.PADDED.title,
-        "least privacy of message sizes, both ways (default: %(default)s; docs/guarantees.md)",
+        "least privacy of message sizes, both ways (docs/guarantees.md)",
         choices=LEVELS,
     )
-    seats: int = option(
+    seats: int = setting(
         8,
-        "texts that the middle model drafts at once; further ones pass without it (default: %(default)s)",
+        "texts that the middle model drafts at once; further ones pass without it",
         "N",
     )
 

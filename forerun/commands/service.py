@@ -13,19 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import forerun
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import UserError
 from common.llama.files import hub_home, is_remote
 from edge_client.process.paths import make_private
 from edge_client.settings import SCHEMA, UNIX, EdgeConfig, load_config
-from forerun.options import (
-    ConfigOption,
-    DaemonOptions,
-    JsonOption,
-    add_command,
-    files_read,
-    option,
-    write_out,
-)
+from forerun.options import ConfigOption, DaemonOptions, JsonOption, files_read, write_out
 
 INSTALL = """\
 Write the daemon's service: on Linux a systemd unit with as few rights as possible, on macOS a launchd agent.
@@ -52,10 +46,10 @@ OWN_FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev"))  # noqa: S108 - nam
 class InstallOptions(ConfigOption, JsonOption):
     """Declares what is installed."""
 
-    only_print: bool = option(False, "print the service's file and write nothing", flag="--print")
-    now: bool = option(False, "enable and start the service")
-    run_as: str = option("", "existing user to run as, with --system (default: a temporary user)", "USER")
-    gpu: bool = option(False, "allow access to the devices of a GPU, also a Jetson's")
+    only_print: bool = setting(False, "print the service's file and write nothing", flag="--print")
+    now: bool = setting(False, "enable and start the service")
+    run_as: str = setting("", "existing user to run as, with --system (default: a temporary user)", "USER")
+    gpu: bool = setting(False, "allow access to the devices of a GPU, also a Jetson's")
 
     def __post_init__(self) -> None:
         if self.run_as and not self.system:

@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from edge_client.core.policies import offered
-from forerun.options import REQUIRED, JsonOption, WorkersOption, add_command, argument, option, write_out
+from forerun.options import JsonOption, WorkersOption, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims.runner import Comparison, compare
 from schemes.claims.table import CLAIMS
@@ -72,7 +74,9 @@ JSON file describes a world. For each seed, every scheme gets the same text, dra
 class WorldOptions:
     """Declares the world."""
 
-    world: Path = argument(REQUIRED, "file of the world, .toml or .json (docs/simulation.md)")
+    world: Path = setting(
+        REQUIRED, "file of the world, .toml or .json (docs/simulation.md)", is_argument=True
+    )
 
     @property
     def experiment(self) -> Experiment:
@@ -90,8 +94,8 @@ class WorldOptions:
 class ExperimentOptions(WorldOptions, WorkersOption):
     """Declares what `run` and `sweep` may override."""
 
-    scheme: tuple[str, ...] | None = option(None, "scheme, instead of the world's; may be repeated", "NAME")
-    repeats: int | None = option(None, "number of seeds, instead of the world's", "N")
+    scheme: tuple[str, ...] | None = setting(None, "scheme, instead of the world's; may be repeated", "NAME")
+    repeats: int | None = setting(None, "number of seeds, instead of the world's", "N")
 
     @property
     def experiment(self) -> Experiment:
@@ -104,26 +108,28 @@ class ExperimentOptions(WorldOptions, WorkersOption):
 class RunOptions(ExperimentOptions):
     """Declares the options of one world's run."""
 
-    rtt: float | None = option(None, "round-trip time, instead of the world's", "MS")
-    json: bool = option(False, "print one JSON object")
+    rtt: float | None = setting(None, "round-trip time, instead of the world's", "MS")
+    json: bool = setting(False, "print one JSON object")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(ExperimentOptions):
     """Declares a grid of worlds."""
 
-    axis: tuple[str, ...] = option(REQUIRED, f"grid axis: {', '.join(AXES)}; may be repeated", "NAME=V,V,...")
-    out: Path = option(REQUIRED, f"folder for {RESULTS}, {LATENCIES} and {MANIFEST}", "FOLDER")
+    axis: tuple[str, ...] = setting(
+        REQUIRED, f"grid axis: {', '.join(AXES)}; may be repeated", "NAME=V,V,..."
+    )
+    out: Path = setting(REQUIRED, f"folder for {RESULTS}, {LATENCIES} and {MANIFEST}", "FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(WorldOptions):
     """Declares the replay of one session: the world's first seed and one client."""
 
-    scheme: str = option("forerun", "scheme or growth policy", "NAME")
-    tokens: int = option(40, "number of tokens of the text", "N")
-    rtt: float | None = option(None, "round-trip time, instead of the world's", "MS")
-    trace: Path | None = option(None, "write a trace for Perfetto or chrome://tracing instead", "FILE")
+    scheme: str = setting("forerun", "scheme or growth policy", "NAME")
+    tokens: int = setting(40, "number of tokens of the text", "N")
+    rtt: float | None = setting(None, "round-trip time, instead of the world's", "MS")
+    trace: Path | None = setting(None, "write a trace for Perfetto or chrome://tracing instead", "FILE")
 
 
 def add_parser(commands: Any) -> None:
@@ -297,17 +303,21 @@ ADVISED_TOKENS = 200  # of each simulated text, so that advice takes seconds
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseOptions(WorkersOption, JsonOption):
-    """Declares a network and two models."""
+    """Declares a network and two models. Raises `UserError`."""
 
-    rtt: float = option(REQUIRED, "round-trip time to the server", "MS")
-    step: float = option(REQUIRED, "time of a step of the target model", "MS")
-    draft: float = option(REQUIRED, "time of a step of the draft model", "MS")
-    draft_per_node: float = option(0.3, "time of each further node of a draft step", "MS")
-    acceptance: float | None = option(
-        None, "probability that the draft's best token is right, 0 to 1", "A", either="draft", required=True
+    rtt: float = setting(REQUIRED, "round-trip time to the server", "MS")
+    step: float = setting(REQUIRED, "time of a step of the target model", "MS")
+    draft: float = setting(REQUIRED, "time of a step of the draft model", "MS")
+    draft_per_node: float = setting(0.3, "time of each further node of a draft step", "MS")
+    acceptance: float | None = setting(
+        None, "probability that the draft's best token is right", "A", low=0, high=1
     )
-    recording: Path | None = option(None, "recording of a real draft instead", "FILE", either="draft")
-    repeats: int = option(3, "number of seeds", "N")
+    recording: Path | None = setting(None, "recording of a real draft instead", "FILE")
+    repeats: int = setting(3, "number of seeds", "N")
+
+    def __post_init__(self) -> None:
+        if (self.acceptance is None) == (self.recording is None):
+            raise UserError("--acceptance and --recording both describe the draft; give one of them")
 
     @property
     def world(self) -> World:
@@ -360,7 +370,7 @@ figure found here and the difference (docs/schemes.md)."""
 class PublishedOptions(WorkersOption, JsonOption):
     """Declares which claims are compared."""
 
-    system: tuple[str, ...] = option((), "only this system's claims; may be repeated", "NAME")
+    system: tuple[str, ...] = setting((), "only this system's claims; may be repeated", "NAME")
 
 
 def _published(options: PublishedOptions) -> int:
@@ -438,7 +448,7 @@ PICTURE = "compare.png"
 class CompareOptions(WorkersOption, JsonOption):
     """Declares where the comparison goes."""
 
-    out: Path = option(REQUIRED, f"folder for {RESULTS}, {LATENCIES}, {MANIFEST} and {PICTURE}", "FOLDER")
+    out: Path = setting(REQUIRED, f"folder for {RESULTS}, {LATENCIES}, {MANIFEST} and {PICTURE}", "FOLDER")
 
 
 def _compare(options: CompareOptions) -> int:
@@ -481,12 +491,12 @@ PICTURES: dict[str, Callable[[list[Row], PlotOptions], None]] = {
 class PlotOptions:
     """Declares a picture of a sweep."""
 
-    folder: Path = argument(REQUIRED, "folder of `sweep --out`")
-    kind: str = option("pace", "kind of the picture", choices=tuple(PICTURES))
-    out: Path = option(REQUIRED, "picture: .png, .svg or .pdf", "FILE")
-    x: str = option("rtt_ms", "horizontal axis of pace and speedup", "AXIS")
-    scheme: str = option(FORERUN, "scheme whose speed-up is drawn", "NAME")
-    at: tuple[str, ...] = option((), "only these points of the sweep; may be repeated", "AXIS=V,V,...")
+    folder: Path = setting(REQUIRED, "folder of `sweep --out`", is_argument=True)
+    kind: str = setting("pace", "kind of the picture", choices=tuple(PICTURES))
+    out: Path = setting(REQUIRED, "picture: .png, .svg or .pdf", "FILE")
+    x: str = setting("rtt_ms", "horizontal axis of pace and speedup", "AXIS")
+    scheme: str = setting(FORERUN, "scheme whose speed-up is drawn", "NAME")
+    at: tuple[str, ...] = setting((), "only these points of the sweep; may be repeated", "AXIS=V,V,...")
 
 
 def _plot(options: PlotOptions) -> int:

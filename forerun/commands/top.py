@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import PeerError, UnavailableError, UserError
 from edge_client.process.client import LocalClient, connect
 from forerun.commands import daemon_table, verifier_table
-from forerun.options import DaemonOptions, PlaceOption, add_command, option
+from forerun.options import DaemonOptions, PlaceOption
 from forerun.terminal import Look, watch
 
 DESCRIPTION = """\
@@ -34,15 +36,13 @@ VERIFIER_TIMEOUT = 5.0
 class TopOptions(PlaceOption):
     """Declares what is shown, how often and in which order. Raises `UserError`."""
 
-    http: str | None = option(None, "address of a verifier, as given to its --http", "HOST:PORT")
-    once: bool = option(False, "show one table; rates are then means since each text began")
-    json: bool = option(False, "print an object a line, with all known fields")
-    interval: float = option(1.0, "seconds between updates", "S")
-    sort: str = option("pace", "sort key of the rows", choices=tuple(verifier_table.SORTS))
+    http: str | None = setting(None, "address of a verifier, as given to its --http", "HOST:PORT")
+    once: bool = setting(False, "show one table; rates are then means since each text began")
+    json: bool = setting(False, "print an object a line, with all known fields")
+    interval: float = setting(1.0, "seconds between updates", "S", low=0.1)
+    sort: str = setting("pace", "sort key of the rows", choices=tuple(verifier_table.SORTS))
 
     def __post_init__(self) -> None:
-        if not 0.1 <= self.interval < float("inf"):
-            raise UserError(f"--interval is {self.interval}; it must be 0.1 or more")
         if self.http is None and self.sort not in daemon_table.SORTS:
             allowed = ", ".join(daemon_table.SORTS)
             raise UserError(f"--sort {self.sort} belongs to --http; without it, choose one of {allowed}")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from cloud_verifier.model_source import EXIT, MTP, folder_of
 from cloud_verifier.progress import LoggedProgress, no_progress
 from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
+from common.config.command_line import add_flags, flags_from
 from common.config.merge import load_config
-from common.config.pages import add_flags, flags_from
 from common.privacy import Privacy
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing

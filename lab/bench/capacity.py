@@ -5,7 +5,6 @@ The schemes take turns, repeat by repeat.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import shlex
@@ -14,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_command
+from common.config.setting import setting
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun import demo_pair, terminal
-from forerun.options import add_command, ms, open_draft, option
+from forerun.options import ms, open_draft
 from forerun.prompts import bundled, read_prompts
 from forerun.rig import check_models
 from forerun.terminal import note
@@ -49,49 +50,40 @@ Progress = Callable[[int, int, str], None]
 
 
 DRAFTS, TEXTS, LOAD = "the schemes", "the texts", "the load"
-SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-
-
-def drafts_option(text: str) -> DraftOption:
-    """Parse a `DraftOption` with argparse's own kind of error."""
-    try:
-        return DraftOption.parse(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ReportOptions):
     """Declares what is measured. Raises `UserError`."""
 
-    drafts: tuple[DraftOption, ...] = option(
+    drafts: tuple[DraftOption, ...] = setting(
         tuple(map(DraftOption.parse, ("off", "oracle=0.6", "oracle=0.8", "recorded"))),
         "drafts to compare: off, oracle=ACCEPTANCE or recorded (default: off oracle=0.6 oracle=0.8 recorded)",
         "KIND",
-        type=drafts_option,
+        read=DraftOption.parse,
         nargs="+",
         group=DRAFTS,
     )
-    policy: str = option("adaptive", "growth policy of Forerun", group=DRAFTS)
-    draft: str = option(str(demo_pair.DRAFT_GGUF), "GGUF file for recorded drafts", "PATH", group=DRAFTS)
-    draft_ms: float = option(  # seconds
+    policy: str = setting("adaptive", "growth policy of Forerun", group=DRAFTS)
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "GGUF file for recorded drafts", "PATH", group=DRAFTS)
+    draft_ms: float = setting(  # seconds
         5.0 / 1e3,
         "time of a draft step, for oracle and recorded drafts (default: 5)",
         "MS",
-        type=ms,
+        read=ms,
         group=DRAFTS,
     )
-    sequential: int = option(32, "most texts of the sequential run", "N", group=DRAFTS)
-    prompts: Path | None = option(None, "JSON list or JSON lines (default: bundled)", "FILE", group=TEXTS)
-    max_tokens: int = option(64, "number of tokens of each text", "N", group=TEXTS)
-    rounds: int = option(2, "number of texts of each session", "N", group=TEXTS)
-    texts: int = option(8, "fewest texts at each point", "N", group=TEXTS)
-    temperature: float = option(0.0, "sampling temperature; 0 is greedy", "T", group=TEXTS)
-    seed: int = option(1, "seed of sampling, oracles and arrivals", group=TEXTS)
-    tolerance: float = option(0.0, "share of texts that may differ, 0 to 1", "SHARE", group=TEXTS)
-    sessions: tuple[int, ...] = option((1, 8, 32), "concurrent sessions", "N", nargs="+", group=LOAD)
-    repeats: int = option(3, "number of repeats; the median counts", "N", group=LOAD)
-    rate: tuple[float, ...] = option(
+    sequential: int = setting(32, "most texts of the sequential run", "N", low=1, group=DRAFTS)
+    prompts: Path | None = setting(None, "JSON list or JSON lines (default: bundled)", "FILE", group=TEXTS)
+    max_tokens: int = setting(64, "number of tokens of each text", "N", low=2, group=TEXTS)
+    rounds: int = setting(2, "number of texts of each session", "N", low=1, group=TEXTS)
+    texts: int = setting(8, "fewest texts at each point", "N", low=1, group=TEXTS)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", "T", group=TEXTS)
+    seed: int = setting(1, "seed of sampling, oracles and arrivals", group=TEXTS)
+    tolerance: float = setting(0.0, "share of texts that may differ", "SHARE", low=0, high=1, group=TEXTS)
+    sessions: tuple[int, ...] = setting((1, 8, 32), "concurrent sessions", "N", low=1, nargs="+", group=LOAD)
+    repeats: int = setting(3, "number of repeats; the median counts", "N", low=1, group=LOAD)
+    rate: tuple[float, ...] = setting(
         (),
         "open loops: sessions begun per second; the verifier admits the largest of --sessions at a time and "
         "refuses others",
@@ -99,30 +91,21 @@ class Plan(ReportOptions):
         nargs="+",
         group=LOAD,
     )
-    arrivals: Path | None = option(None, "recorded open loop with a column time_s", "CSV", group=LOAD)
-    target: str = option(str(demo_pair.TARGET_DIR), f"folder, hub id or `{FORMULA}` (no model)", "PATH")
-    device: str = option("cpu", "device of the target: cpu or cuda")
-    threads: int = option(1, "threads of torch in the verifier", "N")
-    verifier: str = option("", "options of `forerun verify`, as one argument: '--max-rows 512'", "OPTIONS")
-    client_processes: int = option(1, "number of client processes", "N")
-    pin: bool = option(True, "pin verifier and clients to a core each (Linux only)", **SWITCH)
-    step_floor: float = option(0.0, "least time of a target step", "MS")
-    recall: bool = option(False, "let the verifier propose repeated tokens, also for `off`", **SWITCH)
-    prefix_cache: bool = option(False, "let the verifier keep prompts for later schemes", **SWITCH)
-    plot: Path | None = option(None, "file for a picture of the report: .png, .svg or .pdf", "FILE")
+    arrivals: Path | None = setting(None, "recorded open loop with a column time_s", "CSV", group=LOAD)
+    target: str = setting(str(demo_pair.TARGET_DIR), f"folder, hub id or `{FORMULA}` (no model)", "PATH")
+    device: str = setting("cpu", "device of the target: cpu or cuda")
+    threads: int = setting(1, "threads of torch in the verifier", "N", low=1)
+    verifier: str = setting("", "options of `forerun verify`, as one argument: '--max-rows 512'", "OPTIONS")
+    client_processes: int = setting(1, "number of client processes", "N", low=1)
+    pin: bool = setting(True, "pin verifier and clients to a core each (Linux only)")
+    step_floor: float = setting(0.0, "least time of a target step", "MS")
+    recall: bool = setting(False, "let the verifier propose repeated tokens, also for `off`")
+    prefix_cache: bool = setting(False, "let the verifier keep prompts for later schemes")
+    plot: Path | None = setting(None, "file for a picture of the report: .png, .svg or .pdf", "FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         make_policy(self.policy)
-        if not self.sessions or min(self.sessions) < 1:
-            raise UserError(f"--sessions is {self.sessions}; numbers from 1 were expected")
-        for name in ("repeats", "rounds", "texts", "sequential", "client_processes", "threads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 0.0 <= self.tolerance <= 1.0:
-            raise UserError(f"--tolerance is {self.tolerance}; a share in [0, 1] was expected")
-        if self.max_tokens < 2:
-            raise UserError(f"--max-tokens is {self.max_tokens}; a pace needs 2 tokens at least")
         if self.target == FORMULA and self.records:
             raise UserError("no draft model writes the formula's texts; omit recorded from --drafts")
 

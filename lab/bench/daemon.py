@@ -10,13 +10,15 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from common.errors import ForerunError, UserError
+from common.config.command_line import add_command
+from common.config.setting import setting
+from common.errors import ForerunError
 from edge_client.process.client import LocalClient, connect
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun import terminal
 from forerun.chat.asking import CHAT_PATH, TEXT_PATH, Json
 from forerun.chat.following import DONE, read_events
-from forerun.options import PlaceOption, add_command, option
+from forerun.options import PlaceOption
 from lab.bench.figures import Figures, latencies
 from lab.bench.load import TextRun
 from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
@@ -34,19 +36,13 @@ SUBJECTS = ("a harbour at night", "how bread is baked", "a parser for dates", "t
 class DaemonPlan(PlaceOption, ReportOptions):
     """Declares the load. Raises `UserError`."""
 
-    clients: int = option(4, "number of concurrent clients", "N")
-    texts: int = option(3, "texts of each client, each with and without speculation", "M")
-    tokens: int = option(64, "number of tokens of each text", "N")
-    temperature: float = option(0.0, "sampling temperature; 0 is greedy", "T")
-    seed: int = option(1, "seed of the first text", "N")
-    prompt: str = option("", "prompt of all texts (default: built-in prompts)", "TEXT")
-    text: bool = option(False, "continue the prompt instead of a chat, for targets without a chat template")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("clients", "texts", "tokens"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} is {getattr(self, name)}; it must be 1 or more")
+    clients: int = setting(4, "number of concurrent clients", "N", low=1)
+    texts: int = setting(3, "texts of each client, each with and without speculation", "M", low=1)
+    tokens: int = setting(64, "number of tokens of each text", "N", low=1)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", "T")
+    seed: int = setting(1, "seed of the first text", "N")
+    prompt: str = setting("", "prompt of all texts (default: built-in prompts)", "TEXT")
+    text: bool = setting(False, "continue the prompt instead of a chat, for targets without a chat template")
 
     def request(self, client: int, number: int, kind: str) -> tuple[str, Json]:
         """Return path and body of one text's request; both kinds get the same text."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.config.command_line import add_options
+from common.config.setting import setting
 from forerun import terminal
 from forerun.cli import version_of
-from forerun.options import add_fields, check_out, option, write_out
+from forerun.options import check_out, write_out
 from forerun.terminal import ProgressBar
 
 SCHEMA = 1
@@ -29,8 +31,8 @@ HIDDEN = ("run", "command", "action", "json", "out", "plot", "log_level")
 class ReportOptions:
     """Declares where the report goes. Raises `UserError` before the measurement."""
 
-    json: bool = option(False, "print the report as JSON instead of a table")
-    out: Path | None = option(None, "file for the report as JSON", "FILE")
+    json: bool = setting(False, "print the report as JSON instead of a table")
+    out: Path | None = setting(None, "file for the report as JSON", "FILE")
 
     def __post_init__(self) -> None:
         if self.out is not None:
@@ -39,7 +41,7 @@ class ReportOptions:
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `ReportOptions` to a parser."""
-    add_fields(parser, ReportOptions)
+    add_options(parser, ReportOptions)
 
 
 class Machine:

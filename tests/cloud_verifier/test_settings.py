@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.settings import SCHEMA, VerifierConfig
 from common.acceptance import AcceptanceRule
+from common.config.command_line import flags_from
 from common.config.merge import Loaded, load_config
-from common.config.pages import flags_from
 from common.config.setting import Entry, as_toml
 from common.errors import UserError
 from common.wire.describe import Description, decode_description, encode_description

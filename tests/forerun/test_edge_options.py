@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from common.config.command_line import read_options
 from common.errors import UserError
 from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import load_config
 from forerun.cli import build_parser
 from forerun.commands.relay import RelayOptions
-from forerun.options import read_fields
 from tests.cloud_verifier.configured import configured
 
 pytestmark = pytest.mark.grpc
@@ -33,7 +33,7 @@ RELAY = ["relay", "--verifier", "127.0.0.1:1", "--model", "x"]
 )
 def test_a_relay_speaks_tls_when_any_of_it_is_named(words: str, tls: TlsSettings | None) -> None:
     options = build_parser("relay").parse_args([*RELAY, *words.split()])
-    assert read_fields(options, RelayOptions).channel_tls == tls
+    assert read_options(options, RelayOptions).channel_tls == tls
 
 
 def test_messages_are_padded_unless_somebody_says_otherwise() -> None:

@@ -17,8 +17,8 @@ from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.server.serving import serve_worker
 from cloud_verifier.settings import IdentitySection, OperationsSection, ServerSection
 from common.acceptance import AcceptanceRule
+from common.config.command_line import add_flags, flags_from
 from common.config.merge import load_config
-from common.config.pages import add_flags, flags_from
 from common.config.setting import Schema, check_section, setting
 from common.errors import ForerunError, UserError
 from common.sampling import NO_ADVICE

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config.pages import add_flags, as_json, as_toml_file, commented_file, flags_from, reference
+from common.config.command_line import add_flags, flags_from
+from common.config.pages import as_json, as_toml_file, commented_file, reference
 from common.config.setting import Entry, as_toml, from_data
 from edge_client.settings import HEAD, SCHEMA, EdgeConfig, load_config
 
@@ -83,5 +84,6 @@ def test_every_setting_has_a_reason_and_a_line_and_its_flag_sets_it(entry: Entry
         assert entry.setting.low is not None
         assert entry.setting.high is not None
     assert f"| `{entry.key}` |" in reference(SCHEMA)
-    words = [entry.flag] if isinstance(entry.default, bool) else [entry.flag, "text"]
+    text = entry.setting.choices[0] if entry.setting.choices else "text"
+    words = [entry.flag] if isinstance(entry.default, bool) else [entry.flag, text]
     assert not entry.flag or entry.name in parsed(*words)

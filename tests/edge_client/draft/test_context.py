@@ -19,9 +19,6 @@ from common.wire.bounds import MAX_COMMITTED_TOKENS, MAX_PROMPT_TOKENS
 from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.shared_model import LEAST_CELLS, SEAT_TOKENS, SharedDraftModel, choose_context
 from edge_client.settings import load_config
-from forerun.cli import build_parser
-from forerun.commands.relay import RelayOptions
-from forerun.options import read_fields
 from tests.edge_client.draft.tiny_architectures import write_architecture
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.edge_client.draft.tree_world import GREEDY, exact_settings
@@ -228,13 +225,5 @@ def test_layers_go_to_an_accelerator_if_there_is_one(
 
 @pytest.mark.parametrize("value", ["0", "-1"])
 def test_a_context_without_tokens_is_refused(value: str) -> None:
-    with pytest.raises(UserError, match="--context"):
-        relay("--context", value).llama("x.gguf")
     with pytest.raises(UserError, match=r"draft\.context"):
         load_config({}, {"FORERUN_EDGE_DRAFT_CONTEXT": value}, [])
-
-
-def relay(*words: str) -> RelayOptions:
-    parser = build_parser("relay")
-    known = "relay", "--verifier", "127.0.0.1:1", "--model", "x.gguf"
-    return read_fields(parser.parse_args([*known, *words]), RelayOptions)

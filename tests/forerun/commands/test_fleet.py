@@ -94,9 +94,6 @@ def test_without_a_device_the_table_is_a_sentence(world: World, capsys: pytest.C
         (["draft.policy=null"], "draft.policy"),
         (["draft.policy=wild"], "draft.policy"),
         (["api.listen=0.0.0.0:80"], "api.listen"),
-        (["--days", "0"], "--days"),
-        (["--days", "900"], "--days"),
-        (["--days", "nan"], "--days"),
         (["--key", "none"], "none"),
     ],
 )

@@ -122,7 +122,6 @@ def test_logs_prints_the_end_of_the_file(state: Path, capsys: pytest.CaptureFixt
     daemon_file.write(state / "edge.pid", own("h:1", log_file=str(other)))
     assert main(["edge", "logs", "--json"]) == 0
     assert capsys.readouterr().out == '{"message": "plain"}\n{"a": 1}\n'
-    assert main(["edge", "logs", "-n", "-1"]) == 2
 
 
 @pytest.mark.parametrize("word", ["active", "failed"])

@@ -122,4 +122,3 @@ async def test_a_table_and_a_report(state: Path, capsys: pytest.CaptureFixture[s
 async def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, [*SMALL]) == 1
     assert "start one with: forerun edge" in capsys.readouterr().err
-    assert await asyncio.to_thread(main, [*SMALL, "--tokens", "0"]) == 2
