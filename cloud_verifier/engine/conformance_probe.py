@@ -33,9 +33,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.probe_script import (
     MARGIN,
-    SHRUNK,
     WARM_UP_ROWS,
-    ProbeLengths,
     ProbeScript,
     TokenPath,
     leaves_of,
@@ -43,6 +41,13 @@ from cloud_verifier.engine.probe_script import (
 )
 from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import LocalError, UserError
+
+WINDOW = 128
+"""Positions to which longer sliding windows are shrunk meanwhile. A load can afford no more, and in a short
+window a token too many weighs more. Question 1 is also asked of the windows as they are."""
+
+SHORTEST = 24
+"""Tokens of the longest session, if no window asks for more."""
 
 COMPARED_TOKENS = 2**14
 """Logits of a row that are compared at most."""
@@ -91,22 +96,17 @@ class ProbeReport:
     probe_time: float  # seconds
 
 
-def probe(
-    model: TargetModel,
-    *,
-    backend: AttentionBackend | None = None,
-    lengths: ProbeLengths = SHRUNK,
-) -> ProbeReport:
+def probe(model: TargetModel, *, backend: AttentionBackend | None = None) -> ProbeReport:
     """Ask the three questions. Raises `UserError` with the reason if the model cannot be served, and
     `LocalError` if the attention backend is wrong."""
     begun_at = time.perf_counter()
     backend, window = backend or TorchRefBackend(), model.sliding_window
-    with torch.inference_mode(), ieee_products(), model.windows_at_most(lengths.window_limit):
-        packed, recorder, state_bytes = _packed_rows(model, backend, lengths)
-        shapes = recorder.unshrunk(window, lengths.window_limit)
+    with torch.inference_mode(), ieee_products(), model.windows_at_most(WINDOW):
+        packed, recorder, state_bytes = _packed_rows(model, backend)
+        shapes = recorder.unshrunk(window)
         attention = _check_attention(model, backend, (*recorder.shapes, *shapes))
         if model.computes_in_half and model.can_widen:
-            worst, exactness = _compare_in_half(model, packed, lengths)
+            worst, exactness = _compare_in_half(model, packed)
         else:
             worst, exactness = _compare(model, packed, _plain_rows(model, packed)), None
     return ProbeReport(
@@ -150,12 +150,12 @@ def _check_attention(model: TargetModel, backend: AttentionBackend, shapes: Iter
     return worst
 
 
-def _compare_in_half(model: TargetModel, packed: Rows, lengths: ProbeLengths) -> tuple[float, float]:
+def _compare_in_half(model: TargetModel, packed: Rows) -> tuple[float, float]:
     """Ask the second and the third question. `packed` are the rows in half precision."""
     rounded = _plain_rows(model, packed)
     with model.in_float32():
         exact = _plain_rows(model, packed)
-        packed_exact, *_ = _packed_rows(model, TorchRefBackend(), lengths)
+        packed_exact, *_ = _packed_rows(model, TorchRefBackend())
         worst = _compare(model, packed_exact, exact)
     if not all(bool(row.isfinite().all()) for row in rounded.values()):
         raise UserError(
@@ -202,9 +202,7 @@ def _is_coarse(model: TargetModel) -> bool:
     return model.computes_in_half and not model.can_widen
 
 
-def _packed_rows(
-    model: TargetModel, backend: AttentionBackend, lengths: ProbeLengths
-) -> tuple[Rows, _Recorder, int]:
+def _packed_rows(model: TargetModel, backend: AttentionBackend) -> tuple[Rows, _Recorder, int]:
     """Run the script through engines of its own. Returns the logits, what the layers asked for, and the bytes
     of a state."""
     first, recorder = _Recorder(backend), _Recorder(backend)
@@ -212,9 +210,9 @@ def _packed_rows(
         small = TorchEngine(model, WARM_UP_ROWS, backend=first)
         script_of(small).warm_up()
         _check_layers(model, small)
-        longest = max(lengths.shortest, MARGIN + max((*first.windows, model.sliding_window or 0)))
+        longest = max(SHORTEST, MARGIN + max((*first.windows, model.sliding_window or 0)))
         engine = TorchEngine(model, slots_for(longest), backend=recorder, num_states=STATES)
-        rows = script_of(engine).run(longest, lengths.chunk)
+        rows = script_of(engine).run(longest)
         return rows, recorder, 0 if engine.states is None else engine.states.state_bytes
     except UserError as error:
         raise Refusal(model.name, str(error)) from error
@@ -292,13 +290,13 @@ class _Recorder(AttentionBackend):
     def windows(self) -> set[int]:
         return {shape.terms.window for shape in self.shapes if shape.terms.window is not None}
 
-    def unshrunk(self, window: int | None, limit: int | None) -> list[LayerShape]:
-        """Return the same shape with the model's own window in place of one that was shrunk to `limit`."""
-        if window is None or limit is None or window <= limit:
+    def unshrunk(self, window: int | None) -> list[LayerShape]:
+        """Return the same shapes with the model's own window in place of one that was shrunk."""
+        if window is None or window <= WINDOW:
             return self.shapes
         return [
             replace(shape, terms=replace(shape.terms, window=window))
-            if shape.terms.window == limit
+            if shape.terms.window == WINDOW
             else shape
             for shape in self.shapes
         ]

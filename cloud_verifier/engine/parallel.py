@@ -10,14 +10,12 @@ ends the group. The failed process ends with its reason. The others end when the
 at once, silence after `patience` seconds. Each logs a sentence and exits with a non-zero code, for a
 supervisor to restart it. Sessions resume on any verifier, on that one too.
 
-A rank that its supervisor stops asks rank 0 to end the group, through the store where the ranks met: the
-sessions go elsewhere first, while all ranks still compute.
+A supervisor ends a group by a signal to rank 0, which drains first. The other ranks ignore the signal, since
+rank 0 needs them until its sessions have left.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import re
 import sys
@@ -33,7 +31,6 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 from cloud_verifier.core.engine_protocol import IntArray, StepItem, StepPlan, StepResult, TargetEngine
 from cloud_verifier.engine.around import EngineAround
@@ -41,8 +38,6 @@ from cloud_verifier.engine.attention.backend import AttentionBackend, StepAttent
 from cloud_verifier.engine.packing import PackedStep
 from common.errors import LocalError, UnavailableError, UserError
 from common.sampling import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 LOAD_PATIENCE = timedelta(minutes=30)
 """For what comes before serving: ranks read their weights at different speeds."""
@@ -53,12 +48,6 @@ PATIENCE = 60.0
 BEATS_PER_PATIENCE = 3
 """While there is nothing to do, rank 0 says so this often within the others' patience."""
 
-LOOK_TIME = 1.0
-"""Seconds between rank 0's looks at whether another one was told to go."""
-
-LEAVING = "forerun/leaving"
-"""The store's key for the rank that was told to go."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -68,27 +57,16 @@ class Ranks:
     size: int
     patience: float  # seconds without a word after which the group is given up
     control: dist.ProcessGroup | None = None  # gloo, whatever the model's collectives run on
-    store: Any = None  # where they met: a `torch.distributed.Store`, for which there are no types
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
-
-    def ask_to_leave(self) -> None:
-        """Ask rank 0 to end the group. From any thread; without effect if rank 0 is gone."""
-        with contextlib.suppress(RuntimeError):
-            self.store.set(LEAVING, str(self.rank))
 
     def least(self, number: int) -> int:
         """Return the smallest of the ranks' numbers. All ranks call it together."""
         least = torch.tensor([number], dtype=torch.int64)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self.control)
         return int(least)
-
-    def who_leaves(self) -> str:
-        """Return the rank that asked last, or "" if none has. Raises `RuntimeError` if the store is
-        gone, and waits without end if the store is only silent."""
-        return str(self.store.get(LEAVING), "ascii") if self.store.check([LEAVING]) else ""
 
 
 def join(device: str, patience: float = PATIENCE) -> Ranks:
@@ -112,12 +90,9 @@ def join(device: str, patience: float = PATIENCE) -> Ranks:
     if kind != "cpu":
         torch.accelerator.set_device_index(dist.get_node_local_rank())
     backend = "nccl" if kind == "cuda" else "gloo"
-    store, rank, size = next(iter(rendezvous("env://", timeout=LOAD_PATIENCE)))
-    if rank == 0:
-        store.delete_key(LEAVING)  # of an attempt before this one: torchrun keeps the store
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LOAD_PATIENCE)
+    dist.init_process_group(backend, timeout=LOAD_PATIENCE)
     control = dist.new_group(backend="gloo", timeout=LOAD_PATIENCE)
-    return Ranks(rank, size, patience, control, store)
+    return Ranks(dist.get_rank(), dist.get_world_size(), patience, control)
 
 
 def leave() -> None:
@@ -149,9 +124,8 @@ class Leader:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._on_over: Callable[[], object] | None = None
+        self._on_lost: Callable[[], object] | None = None
         self.lost: UnavailableError | None = None  # why the group can no longer compute
-        self.leaving = ""  # the rank that was told to go
         self.in_step = False  # the others were told of a step that is not done yet
         self.lock = threading.Lock()
         self._over = threading.Event()
@@ -162,15 +136,12 @@ class Leader:
         self.watchdog = CollectiveWatchdog(ranks.patience, reason)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
-        if ranks.store is not None:  # by a thread of its own: the store may be silent, and beats must go on
-            threading.Thread(target=self._listen, name="ear", daemon=True).start()
 
-    def when_over(self, call: Callable[[], object]) -> None:
-        """Have `call` called when the group is lost, and when another rank is asked to leave. The noticing
-        thread calls it; now, if that has already happened."""
+    def when_lost(self, call: Callable[[], object]) -> None:
+        """Have `call` called when the group is lost, by the thread that notices; now, if it is already."""
         with self.lock:
-            self._on_over = call
-            if self.lost is not None or self.leaving:
+            self._on_lost = call
+            if self.lost is not None:
                 call()
 
     def tell(self, items: Sequence[StepItem]) -> None:
@@ -184,8 +155,8 @@ class Leader:
         """Mark the group as lost. Returns the error to raise."""
         if self.lost is None:
             self.lost = UnavailableError(f"the group of {self._ranks.size} ranks is lost: {_cause(error)}")
-            if self._on_over is not None:
-                self._on_over()
+            if self._on_lost is not None:
+                self._on_lost()
         return self.lost
 
     def end(self) -> None:
@@ -203,22 +174,6 @@ class Leader:
                 if not self._spoken:
                     self._say(BEAT)
                 self._spoken = False
-
-    def _listen(self) -> None:
-        """Listen until another rank is asked to leave, or `end`."""
-        while not self._over.wait(LOOK_TIME):
-            try:
-                leaving = self._ranks.who_leaves()
-            except RuntimeError as error:
-                message = "! torchrun's store is gone (%s): ranks can no longer ask to leave"
-                logger.warning(message, _cause(error))
-                return
-            if leaving:
-                with self.lock:
-                    self.leaving = leaving
-                    if self._on_over is not None:
-                        self._on_over()
-                return
 
     def _say(self, word: int) -> None:
         """Send `BEAT` or `END`."""

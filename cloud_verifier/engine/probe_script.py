@@ -21,11 +21,6 @@ BRANCH = 4
 MARGIN = 11
 """Tokens by which the longest session passes the window."""
 
-CHAIN = (-1, 0, 1, 2)
-LONG = 1024
-"""A session longer than this ends in a chain: each leaf of a tree costs a plain forward of the whole session,
-and trees below long prefixes are what `attention/check.py` evaluates."""
-
 _TRUNK, _SECOND, _THIRD = 4, 13, 5  # tokens of chunks besides the longest session's prefill
 
 COMPARED_ROWS = 12
@@ -38,22 +33,6 @@ WARM_UP_ROWS = 64
 """Rows of the first step. Compiled code is made for any number, and fastest for about this one."""
 
 Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeLengths:
-    """Holds the lengths of the probe's sessions."""
-
-    window_limit: int | None  # longer sliding windows are shrunk to it meanwhile; None = as they are
-    chunk: int  # prompt tokens in one step at most
-    shortest: int  # tokens of the longest session, if no window asks for more
-
-
-SHRUNK = ProbeLengths(window_limit=128, chunk=256, shortest=24)
-"""What a load can afford; and in a short window a token too many weighs more."""
-
-REAL = ProbeLengths(window_limit=None, chunk=256, shortest=600)
-"""Windows as they are, and the scheduler's own chunks."""
 
 
 def leaves_of(paths: Iterable[TokenPath]) -> Sequence[TokenPath]:
@@ -139,7 +118,7 @@ class ProbeScript(StepScript[Row]):
         session = ScriptedSession(0)
         self.step((session, self._chunk(session, min(WARM_UP_ROWS, self._info.max_positions))))
 
-    def run(self, longest: int, chunk: int) -> dict[TokenPath, Row]:
+    def run(self, longest: int) -> dict[TokenPath, Row]:
         """Run all steps, one session `longest` tokens long. Returns the rows by token path.
 
         Raises `UserError` if the model's positions end before that.
@@ -148,11 +127,9 @@ class ProbeScript(StepScript[Row]):
         if room < 0:
             raise UserError(f"its last position is {-room} too early for the conformance probe")
         sessions = first, second, third = tuple(ScriptedSession(key) for key in range(3))
-        early, *later = _pieces(longest - _TRUNK, chunk)
+        early = (longest - _TRUNK) // 3
         self._advance((first, early), (second, _SECOND))
-        self._advance((third, _THIRD), (first, later[0]))
-        for count in later[1:]:
-            self._advance((first, count))
+        self._advance((third, _THIRD), (first, longest - _TRUNK - early))
         trunk, tree = self._chunk(first, _TRUNK), self._tree(second)
         self.step((second, tree), (first, trunk))
         self.commit(first, trunk, _TRUNK - 1)
@@ -172,17 +149,8 @@ class ProbeScript(StepScript[Row]):
         return self.item(session, range(-1, count - 1), self._tokens(count), first_output)
 
     def _tree(self, session: ScriptedSession) -> StepItem:
-        parents = CHAIN if len(session.slots) > LONG else TREE
-        return self.item(session, parents, self._tokens(len(parents)))
+        return self.item(session, TREE, self._tokens(len(TREE)))
 
     def _tokens(self, count: int) -> list[int]:
         tokens: list[int] = self._random.integers(self._info.vocab_size, size=count).tolist()
         return tokens
-
-
-def _pieces(total: int, chunk: int) -> list[int]:
-    """`total` tokens in chunks, two at least: a third of them first, or a whole chunk, then whole ones."""
-    pieces = [min(total // 3, chunk)]
-    while (left := total - sum(pieces)) > 0:
-        pieces.append(min(left, chunk))
-    return pieces

@@ -29,7 +29,7 @@ from cloud_verifier.engine.drafting.drafter import SCRATCH
 from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
-from cloud_verifier.engine.probe_script import SHRUNK, WARM_UP_ROWS, ProbeLengths
+from cloud_verifier.engine.probe_script import WARM_UP_ROWS
 from cloud_verifier.engine.torch_engine import TorchEngine
 from cloud_verifier.progress import Progress, no_progress
 from common.calibration import Confidence
@@ -100,6 +100,58 @@ def load_engine(
     forward, and the probe runs the compiled one. Raises `UserError` that says what to change.
     """
     progress(f"loading the weights of {source}")
+    model = _load_model(source, dtype, device, quantization, num_processes, deterministic, drafter, compiled)
+    backend = ExactBackend() if deterministic else backend or backend_of(attention, model.device)
+    progress("checking packed steps against the plain model")
+    report = check(model, backend)
+    num_states = choose_states(max_rows, free_memory(model.device), report.state_bytes, model.device)
+    vocabulary = Vocabulary(table := tuple(model.token_table()))
+    make = _EngineMaker(model, backend, vocabulary.fingerprint, num_states, deterministic)
+    longest_text = 0 if model.max_positions == UNBOUNDED_POSITIONS else model.max_positions
+    choose = partial(
+        choose_slots, num_slots, device=model.device, longest_text=longest_text, max_rows=max_rows
+    )
+    if deterministic:
+        progress("checking that a row has the same bits alone and in company")
+        _check_exact(model, make, choose(free_memory(model.device), report.kv_bytes or NUMBER_BYTES))
+    if drafter is not None:
+        progress(f"loading the drafter {drafter}")
+        make.draft = load_draft(drafter, model, vocabulary)
+    if compiled:
+        progress("compiling the target's forward")
+        if make.draft is not None:  # it may have given the target hooks
+            model.compile()
+        compile_steps(make(WARM_UP_ROWS))
+    slot_bytes = _slot_bytes(make, report)
+    reserve = num_states * report.state_bytes + (SCRATCH * slot_bytes if make.draft is not None else 0)
+    if model.device.type == "cuda":
+        progress("measuring the memory of the largest step")
+        step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
+        reserve += _step_bytes(make(step.num_rows), step, report, cuda_graphs)
+    release()
+    free = free_memory(model.device)
+    if free is not None:
+        free = agree(free - reserve) if agree else free - reserve
+    slots = choose(free, slot_bytes)
+    logger.info("target %s: %d KV slots of %d bytes", model.name, slots, slot_bytes)
+    progress(f"allocating {slots} KV slots")
+    engine = make(slots)
+    take_memory(engine)
+    accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=max_rows, progress=progress)
+    return engine, table
+
+
+def _load_model(
+    source: str,
+    dtype: str,
+    device: str,
+    quantization: str | None,
+    num_processes: int,
+    deterministic: bool,
+    drafter: str | None,
+    compiled: bool,
+) -> TargetModel:
+    """Load the target, and suit it to its device. Arguments as in `load_engine`."""
     if deterministic and dtype == "auto" and device == "cpu":
         dtype = "float32"
     model = load_target(
@@ -112,48 +164,7 @@ def load_engine(
         _suit_gpu(model, quantization, merges=num_processes == 1 and not deterministic)
     if compiled:
         model.compile()
-    backend = ExactBackend() if deterministic else backend or backend_of(attention, model.device)
-    progress("checking packed steps against the plain model")
-    report = check(model, backend)
-    num_states = choose_states(max_rows, free_memory(model.device), report.state_bytes, model.device)
-    vocabulary = Vocabulary(table := tuple(model.token_table()))
-    make = _EngineMaker(model, backend, vocabulary.fingerprint, num_states, deterministic)
-    longest_text = 0 if model.max_positions == UNBOUNDED_POSITIONS else model.max_positions
-
-    def choose(free: int | None, slot_bytes: int) -> int:
-        return choose_slots(num_slots, free, slot_bytes, model.device, longest_text, max_rows)
-
-    if deterministic:
-        progress("checking that a row has the same bits alone and in company")
-        _check_exact(model, make, choose(free_memory(model.device), report.kv_bytes or NUMBER_BYTES))
-    if drafter is not None:
-        progress(f"loading the drafter {drafter}")
-        make.draft = load_draft(drafter, model, vocabulary)
-    if compiled:
-        progress("compiling the target's forward")
-        if make.draft is not None:  # it may have given the target hooks
-            model.compile()
-        compile_steps(make(WARM_UP_ROWS))
-    slot_bytes, reserve = _slot_bytes(make, report), num_states * report.state_bytes
-    if make.draft is not None:
-        reserve += SCRATCH * slot_bytes
-    if model.device.type == "cuda":
-        progress("measuring the memory of the largest step")
-        step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
-        reserve += _step_bytes(make(step.num_rows), step, report, cuda_graphs)
-    release()
-    free = free_memory(model.device)
-    if free is not None:
-        free = agree(free - reserve) if agree else free - reserve
-    slots = choose(free, slot_bytes)
-    logger.info("target %s: %d KV slots of %d bytes", model.name, slots, slot_bytes)
-    if report.state_bytes:
-        logger.info("target %s: %d states of %d bytes", model.name, num_states, report.state_bytes)
-    progress(f"allocating {slots} KV slots")
-    engine = make(slots)
-    take_memory(engine)
-    accelerate(engine, cuda_graphs=cuda_graphs, warm_rows=max_rows, progress=progress)
-    return engine, table
+    return model
 
 
 @dataclass(slots=True)
@@ -228,12 +239,10 @@ def compile_steps(engine: TorchEngine) -> None:
         engine.logits(StepPlan((item,)))
 
 
-def check(model: TargetModel, backend: AttentionBackend, lengths: ProbeLengths = SHRUNK) -> ProbeReport:
+def check(model: TargetModel, backend: AttentionBackend) -> ProbeReport:
     """Probe `model` and log the findings. Raises as `probe`."""
-    if model.shrinkage is not None:
-        logger.info("target %s: %s", model.name, model.shrinkage)
     try:
-        report = probe(model, backend=backend, lengths=lengths)
+        report = probe(model, backend=backend)
     except UserError as error:
         if not model.is_compiled:
             raise

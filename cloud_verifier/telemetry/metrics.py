@@ -61,7 +61,7 @@ def _info(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def _modes(snapshot: Snapshot) -> Mapping[str, float]:
-    counts = Counter(session.mode for session in snapshot.sessions)
+    counts = Counter(session["mode"] for session in snapshot.sessions)
     return {mode.value: counts[mode] for mode in SessionMode}
 
 
@@ -87,11 +87,11 @@ def _used(snapshot: Snapshot) -> float:
 
 
 def _running(snapshot: Snapshot) -> float:
-    return sum(session.mode is not SessionMode.PREEMPTED for session in snapshot.sessions)
+    return len(snapshot.sessions) - _waiting(snapshot)
 
 
 def _waiting(snapshot: Snapshot) -> float:
-    return sum(session.mode is SessionMode.PREEMPTED for session in snapshot.sessions)
+    return _modes(snapshot)[SessionMode.PREEMPTED]
 
 
 def _success(snapshot: Snapshot) -> Mapping[str, float]:
@@ -165,8 +165,6 @@ OWN = (
     Metric("forerun_accepted_tokens", "counter",
         lambda s: s.counters.num_committed - s.counters.num_server_made,
         "Committed tokens that the edge had proposed in time."),
-    Metric("forerun_server_made_tokens", "counter", lambda s: s.counters.num_server_made,
-        "Committed tokens that the edge had not proposed in time."),
     Metric("forerun_dropped_nodes", "counter", lambda s: s.counters.num_dropped,
         "Nodes dropped above the hard limit of their session; the edge ignored its credit."),
     Metric("forerun_guessed_nodes", "counter", lambda s: s.counters.num_guessed,
@@ -193,10 +191,10 @@ OWN = (
     Metric("forerun_memory_short", "gauge", lambda s: s.scheduler.backoff.active,
         "1 while the size of steps is reduced because the engine ran out of memory, else 0."),
     # the wire
-    Metric("forerun_received_bytes", "counter", lambda s: _all_of(RECEIVED, s.received),
+    Metric("forerun_received_bytes", "counter", lambda s: _all_of(RECEIVED, s.monitor.received),
         "Serialised bytes of messages from edges, without framing, which takes 14 bytes or more each.",
         "message"),
-    Metric("forerun_sent_bytes", "counter", lambda s: _all_of(SENT, s.sent),
+    Metric("forerun_sent_bytes", "counter", lambda s: _all_of(SENT, s.monitor.sent),
         "Serialised bytes of messages to edges, without framing.", "message"),
     # tenants
     Metric("forerun_tenants", "gauge", lambda s: len(s.scheduler.tenants), "Tenants with an open session."),

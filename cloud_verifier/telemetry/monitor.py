@@ -81,7 +81,7 @@ class Monitor:
         self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
     ) -> None:
         self.instruments = Instruments()
-        self.received, self.sent = Counter[str](), Counter[str]()  # bytes of messages, by kind
+        self.received, self.sent = Counter[str](), Counter[str]()  # bytes of messages, by kind, unframed
         self.streams: dict[int, StreamRecord] = {}
         self.trust: Callable[[], Trust] = Trust  # set by `Lifecycle`
         self.started_at, self.started_wall = clock(), wall()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -36,53 +35,19 @@ class KvSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveSession:
-    """The fields describe one open session since the Open of its present stream. Times are whole
-    microseconds."""
-
-    stream: int  # its number, as in the log
-    mode: SessionMode
-    session_id: str  # chosen by the edge
-    tenant: str
-    age_us: int
-    prompt_tokens: int
-    resumed_tokens: int  # of the text, written on earlier streams
-    max_tokens: int  # of the text
-    cached_tokens: int  # of the prompt, known to the prefix cache
-    committed: int
-    accepted: int  # of the committed tokens, proposed by the edge
-    steps: int  # in which its tip was evaluated
-    rows: int
-    drafts: int  # of the rows
-    won: int  # of the drafts, accepted
-    silent_us: int | None  # since its newest commit
-    first_token_us: int | None  # from its Open
-    credit: int
-    lag: int  # tokens that its edge had not seen when its newest Propose was sent
-    live_nodes: int
-    slots: int  # that it reads, shared ones included
-    promised_slots: int
-    preempted: int
-    bytes_received: int
-    bytes_sent: int
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Holds a verifier's state. `sessions` and `slots` are copies and all other fields are live, so the event
-    loop's thread reads a snapshot at once."""
+    """Holds a verifier's state. `sessions` and `slots` are copies and all else is live, so the event loop's
+    thread reads a snapshot at once."""
 
     scheduler: VerifyScheduler
     monitor: Monitor
     version: str
     uptime: float  # seconds
-    sessions: tuple[LiveSession, ...]  # the oldest stream first
+    sessions: tuple[dict[str, Any], ...]  # as `_live` describes them, the oldest stream first
     slots: KvSlots
+    engine: Stats
     counters: VerifierCounters
     instruments: Instruments
-    received: Mapping[str, int]  # bytes of messages, by kind, without the framing of gRPC and HTTP/2
-    sent: Mapping[str, int]
-    engine: Stats
     trust: Trust
 
 
@@ -105,11 +70,9 @@ def take(scheduler: VerifyScheduler, monitor: Monitor, now: float, engine: Stats
             owned=memory.num_slots - pool.num_free - cache.num_slots,
             available=memory.num_unpromised,
         ),
+        engine=engine,
         counters=scheduler.counters,
         instruments=monitor.instruments,
-        received=monitor.received,
-        sent=monitor.sent,
-        engine=engine,
         trust=monitor.trust(),
     )
 
@@ -151,11 +114,11 @@ def overview(snapshot: Snapshot) -> dict[str, Any]:
             "opened": counters.num_opened,
             "refused": sum(counters.num_refused.values()),
             "preempted": snapshot.scheduler.preemption.num_preempted,
-            "bytes_received": sum(snapshot.received.values()),
-            "bytes_sent": sum(snapshot.sent.values()),
+            "bytes_received": sum(snapshot.monitor.received.values()),
+            "bytes_sent": sum(snapshot.monitor.sent.values()),
         },
         "slots": asdict(snapshot.slots),
-        "sessions": [asdict(session) for session in snapshot.sessions],
+        "sessions": snapshot.sessions,
     }
 
 
@@ -163,32 +126,34 @@ def in_us(seconds: float) -> int:
     return max(0, round(seconds * 1e6))
 
 
-def _live(stream: StreamRecord, session: VerifySession, now: float) -> LiveSession:
-    tally, first = session.tally, session.tally.first_commit_at
-    return LiveSession(
-        stream=stream.key,
-        mode=mode_of(session),
-        session_id=shortened(stream.session_id),
-        tenant=shortened(stream.tenant),
-        age_us=in_us(now - session.opened_at),
-        prompt_tokens=stream.num_prompt_tokens,
-        resumed_tokens=stream.num_resumed_tokens,
-        max_tokens=stream.max_tokens,
-        cached_tokens=tally.num_cached,
-        committed=tally.num_committed,
-        accepted=tally.num_committed - tally.num_server_made,
-        steps=tally.num_steps,
-        rows=tally.num_rows,
-        drafts=tally.num_drafts,
-        won=tally.num_won,
-        silent_us=None if tally.committed_at is None else in_us(now - tally.committed_at),
-        first_token_us=None if first is None else in_us(first - tally.opened_at),
-        credit=session.credit_told or 0,
-        lag=session.arrivals.lag,
-        live_nodes=session.tree.num_speculative,
-        slots=len(session.lease.slots),
-        promised_slots=session.num_promised,
-        preempted=tally.num_preempted,
-        bytes_received=stream.num_received,
-        bytes_sent=stream.num_sent,
-    )
+def _live(stream: StreamRecord, session: VerifySession, now: float) -> dict[str, Any]:
+    """Describe an open session since the Open of its present stream. Times are whole microseconds."""
+    tally = session.tally
+    first_at, newest_at = tally.first_commit_at, tally.committed_at
+    return {
+        "stream": stream.key,  # its number, as in the log
+        "mode": mode_of(session),
+        "session_id": shortened(stream.session_id),  # chosen by the edge
+        "tenant": shortened(stream.tenant),
+        "age_us": in_us(now - session.opened_at),
+        "prompt_tokens": stream.num_prompt_tokens,
+        "resumed_tokens": stream.num_resumed_tokens,  # of the text, written on earlier streams
+        "max_tokens": stream.max_tokens,  # of the text
+        "cached_tokens": tally.num_cached,  # of the prompt, known to the prefix cache
+        "committed": tally.num_committed,
+        "accepted": tally.num_committed - tally.num_server_made,  # of them, proposed by the edge
+        "steps": tally.num_steps,  # in which its tip was evaluated
+        "rows": tally.num_rows,
+        "drafts": tally.num_drafts,  # of the rows
+        "won": tally.num_won,  # of the drafts, accepted
+        "silent_us": None if newest_at is None else in_us(now - newest_at),  # since its newest commit
+        "first_token_us": None if first_at is None else in_us(first_at - tally.opened_at),  # from its Open
+        "credit": session.credit_told or 0,
+        "lag": session.arrivals.lag,  # tokens that its edge had not seen when its newest Propose was sent
+        "live_nodes": session.tree.num_speculative,
+        "slots": len(session.lease.slots),  # that it reads, shared ones included
+        "promised_slots": session.num_promised,
+        "preempted": tally.num_preempted,
+        "bytes_received": stream.num_received,
+        "bytes_sent": stream.num_sent,
+    }

@@ -37,11 +37,6 @@ class ModelsOptions(JsonOption):
     dtype: str = setting("auto", "float32, bfloat16 or float16 (default: as `forerun verify` chooses)")
     attention: str = setting("auto", "attention backend", choices=ATTENTIONS)
     quantize: str | None = setting(None, "quantization, as for `forerun verify`", "KIND")
-    windows: str = setting(
-        "shrunk",
-        "size of sliding windows: the model's own, or 128 positions, which is faster",
-        choices=("real", "shrunk"),
-    )
     threads: int = setting(0, "threads; 0: as `forerun verify` chooses", "N")
     deterministic: bool | None = setting(None, "as for `forerun verify`; for GGUF targets")
 
@@ -62,14 +57,12 @@ def _run(options: ModelsOptions) -> int:
         torch.set_num_threads(options.threads)
 
     from cloud_verifier.engine.model.transformers_adapter import load_target
-    from cloud_verifier.engine.probe_script import REAL, SHRUNK
     from cloud_verifier.engine.torch_loading import backend_of, check
 
     model = load_target(
         options.check, dtype=options.dtype, device=options.device, quantization=options.quantize
     )
-    backend = backend_of(options.attention, model.device)
-    report = check(model, backend, REAL if options.windows == "real" else SHRUNK)
+    report = check(model, backend_of(options.attention, model.device))
     facts = {
         "model": model.name,
         "served": True,
@@ -91,7 +84,7 @@ def _run(options: ModelsOptions) -> int:
 
 def _run_gguf(options: ModelsOptions) -> int:
     usual = {each.name: each.default for each in fields(options)}
-    for name in ("device", "dtype", "attention", "quantize", "windows"):
+    for name in ("device", "dtype", "attention", "quantize"):
         if getattr(options, name) != usual[name]:
             raise UserError(f"--{name} is for models of transformers, and {options.check} is a GGUF file")
 

@@ -12,7 +12,6 @@ from cloud_verifier.server.lifecycle import FLUSH_TIME
 from lab.tools.chart import OVERLAYS, Object, rendered
 
 TORCHRUN_PATIENCE = 30.0  # seconds after SIGTERM, after which torchrun kills
-LOOK_TIME = 1.0  # seconds between the looks of a group's first pod at the others; a test compares
 ENDING_TIME = 3.0  # seconds that a process with a GPU may take to end
 METADATA = "169.254.0.0/16"  # where clouds give a node its credentials
 IN_PLAIN_TEXT = {"cpu-demo"}  # for trying out; only the cluster's own edges reach its pods
@@ -151,7 +150,7 @@ def drains_are_not_cut_short(view: View) -> None:
         drain, patience = grace + FLUSH_TIME + ENDING_TIME, pod.spec["terminationGracePeriodSeconds"]
         assert patience >= max(1.5 * (sleep + grace), sleep + drain), pod.owner
         if "torch.distributed.run" in pod.main["command"]:
-            assert drain + (0.0 if pod.serves else LOOK_TIME) <= TORCHRUN_PATIENCE, pod.owner
+            assert drain <= TORCHRUN_PATIENCE, pod.owner
     for each in view.of("Deployment"):
         pod = Pod(title(each), each["spec"]["template"], serves=True)
         load = pod.main["startupProbe"]["periodSeconds"] * pod.main["startupProbe"]["failureThreshold"]

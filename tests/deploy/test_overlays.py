@@ -12,7 +12,6 @@ import yaml
 from forerun.cli import build_parser, main
 from forerun.commands.verify import check, config_of
 from lab.tools.chart import CHART, OVERLAYS, ROOT, overlays, rendered
-from tests.deploy import rules
 from tests.deploy.rules import RULES, View, checked
 
 pytestmark = pytest.mark.kube
@@ -96,14 +95,7 @@ def test_a_verifier_takes_its_arguments(overlay: str, certificates: Path, tmp_pa
             assert pod.main["command"][-3:] == ["-m", "forerun", "verify"]
             config = config_of(build_parser("verify").parse_args(["verify", *words]))
             check(config)
-            assert config.server.grace == (24.0 if overlay == "leaderworkerset" else 25.0)
-
-
-@pytest.mark.torch
-def test_the_time_until_a_first_pod_hears_of_another_is_the_verifiers() -> None:
-    from cloud_verifier.engine.parallel import LOOK_TIME
-
-    assert rules.LOOK_TIME == LOOK_TIME
+            assert config.server.grace == 25.0
 
 
 def test_an_upgrade_changes_no_selector() -> None:

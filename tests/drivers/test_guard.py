@@ -14,7 +14,6 @@ import pytest
 from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.interceptor import Guard
 from common.errors import LocalError, UserError
-from common.pb import verifier_pb2 as pb
 from common.wire.status import to_error
 from tests.support.tiny import running
 
@@ -54,12 +53,6 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(
     assert status.details() == ("a message of 3 bytes cannot be read: it is not the protobuf of this method")
     assert isinstance(to_error(status), LocalError)  # the client's own fault
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-async def test_an_unknown_method_is_unimplemented() -> None:
-    async with running() as system:
-        status = await ask(system.address, "/forerun.v1.VerifierService/Nothing", False, b"")
-    assert status.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("method", ["Session", "Describe"])
@@ -129,13 +122,3 @@ async def test_a_client_that_went_while_it_was_answered_is_no_defect(
 
 def _secret() -> Any:
     raise RuntimeError("secret")
-
-
-async def test_an_error_of_ours_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def describe(self: object, request: object, context: object) -> Any:
-        raise UserError("not this one")
-
-    monkeypatch.setattr(VerifierService, "Describe", describe)
-    async with running() as system:
-        status = await ask(system.address, *METHODS["Describe"], pb.DescribeRequest().SerializeToString())
-    assert (status.code(), status.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "not this one")

@@ -35,11 +35,10 @@ from cloud_verifier.engine.attention.backend import (
     current_step,
 )
 from cloud_verifier.engine.attention.torch_ref import attend_masked
-from cloud_verifier.engine.deterministic.tiles import MAX_TILE_ROWS, TILE_ROWS, rows_alone, tiles
+from cloud_verifier.engine.deterministic.tiles import TILE_ROWS, rows_alone, tiles
 from cloud_verifier.engine.drafting.draft_model import DraftModel
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 from cloud_verifier.engine.torch_engine import TorchEngine
-from common.errors import UserError
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.model.transformers_adapter import TargetModel
@@ -50,8 +49,8 @@ class ExactEngine(TorchEngine):
 
     The bits also depend on what does not change while it serves: the device, torch's number of threads (that
     of the thread which makes the engine), `tile_rows`, the libraries' versions. `model` is changed for good:
-    its activations and experts are computed row by row. Raises `UserError` for `tile_rows` out of range and
-    for a mixture of experts that cannot be computed so.
+    its activations and experts are computed row by row. Raises `UserError` for a mixture of experts that
+    cannot be computed so.
     """
 
     def __init__(
@@ -64,8 +63,6 @@ class ExactEngine(TorchEngine):
         fingerprint: bytes = b"",
         draft: DraftModel | None = None,
     ) -> None:
-        if not 1 <= tile_rows <= MAX_TILE_ROWS:
-            raise UserError(f"tile_rows is {tile_rows}; it must lie in [1, {MAX_TILE_ROWS}]")
         super().__init__(
             model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint, draft=draft
         )

@@ -16,10 +16,8 @@ from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, PackedStep
 
 TILE_ROWS = 32
-"""Rows of a tile unless told otherwise. On a CPU 32 rows take about twice the time of one, and a step of more
+"""Rows of a tile. On a CPU 32 rows take about twice the time of one, and a step of more
 rows takes a forward for each 32."""
-
-MAX_TILE_ROWS = 1024
 
 _NONE: IntArray = np.zeros(0, np.int32)
 _ROOT: IntArray = np.full(1, -1, np.int32)

@@ -41,7 +41,9 @@ HUB_TIME = 5.0  # seconds for the hub's first answer
 UNBOUNDED_POSITIONS = 2**31 - 1
 
 _T = TypeVar("_T")
-_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+_LOAD_ERRORS = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError),
+)
 """What transformers, safetensors and the hub raise for files that are missing, foreign or broken."""
 
 

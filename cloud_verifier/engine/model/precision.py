@@ -18,9 +18,9 @@ and decide where all the others are used.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from torch.overrides import TorchFunctionMode
 
 from cloud_verifier.engine.model.refusals import Refusal
 from common.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -261,26 +263,6 @@ ROUTERS = {"router", "gate"}
 """What linear layers are called whose outputs choose experts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shrinkage:
-    """Reports what quantizing did. Bytes are of all weights, embeddings and head included."""
-
-    kind: str
-    num_layers: int  # linear layers that changed
-    bytes_before: int
-    bytes_after: int
-
-    @property
-    def ratio(self) -> float:
-        return self.bytes_after / self.bytes_before
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_layers} linear layers in {self.kind}; weights take {self.bytes_after / 1e6:,.1f} MB, "
-            f"{self.ratio:.2f} of the {self.bytes_before / 1e6:,.1f} MB before"
-        )
-
-
 def check_quantization(kind: str) -> None:
     """Raise `UserError` if `kind` is unknown, or if a package that it needs is not installed."""
     if kind not in QUANTIZATIONS:
@@ -305,8 +287,8 @@ def check_float8(device: torch.device) -> None:
         )
 
 
-def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> Shrinkage:
-    """Quantize the linear layers of `model` in place, all but its `head` and routers.
+def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> int:
+    """Quantize the linear layers of `model` in place, all but its `head` and routers. Return their number.
 
     Raises `UserError` as `check_quantization` and for float8 of weights that are not bfloat16, and `Refusal`
     if there is nothing to quantize.
@@ -321,7 +303,9 @@ def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> 
         raise UserError("--quantize float8 needs weights in bfloat16; give --dtype bfloat16")
     before, changed = weight_bytes(model), {id(layer) for layer in chosen}
     quantize_(model, _torchao_config(kind), filter_fn=lambda module, _: id(module) in changed)
-    return Shrinkage(kind, len(chosen), before, weight_bytes(model))
+    message = "target %s: %d linear layers in %s; weights take %.1f MB, and %.1f MB before"
+    logger.info(message, name, len(chosen), kind, weight_bytes(model) / 1e6, before / 1e6)
+    return len(chosen)
 
 
 def _torchao_config(kind: str) -> Any:

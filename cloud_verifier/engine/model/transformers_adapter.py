@@ -40,7 +40,6 @@ from cloud_verifier.engine.model.checkpoint import TargetCheckpoint, loading, pl
 from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
-    Shrinkage,
     can_widen,
     check_float8,
     check_quantization,
@@ -83,10 +82,8 @@ class TargetModel(TargetCheckpoint):
         name: str,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | None = None,
-        shrinkage: Shrinkage | None = None,
     ) -> None:
         super().__init__(name, model.config, model.generation_config, tokenizer)
-        self.shrinkage = shrinkage  # what quantizing did to it at its load
         self._model = model
         model.eval()
         refuse_config(name, model.config)
@@ -292,13 +289,11 @@ class TargetModel(TargetCheckpoint):
             self._compiled = compiled
 
     @contextmanager
-    def windows_at_most(self, limit: int | None) -> Iterator[None]:
-        """Shrink longer sliding windows to `limit`, if any, until the block ends: for short probes."""
+    def windows_at_most(self, limit: int) -> Iterator[None]:
+        """Shrink longer sliding windows to `limit` until the block ends: for short probes."""
         holders: list[Any] = [self._text, *self._model.modules()]
         widths = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
-        wide = [
-            (holder, width) for holder, width in widths if limit and isinstance(width, int) and width > limit
-        ]
+        wide = [(holder, width) for holder, width in widths if isinstance(width, int) and width > limit]
         for holder, _ in wide:
             holder.sliding_window = limit
         try:
@@ -373,9 +368,8 @@ def load_target(
     tokenizer: Any = None
     if with_tokenizer:
         tokenizer = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-    shrinkage = None
     if quantization is not None:
-        shrinkage = quantize(source, model, model.get_output_embeddings(), quantization)
+        quantize(source, model, model.get_output_embeddings(), quantization)
     if num_processes == 1:
         torch.nn.Module.to(model, where)
     if getattr(config, "quantization_config", None) is not None:
@@ -383,7 +377,7 @@ def load_target(
         tokens = torch.zeros((1, 1), dtype=torch.int64, device=where)
         with torch.no_grad():
             loading(source, lambda: model(tokens, use_cache=False))
-    return TargetModel(source, model, tokenizer, shrinkage)
+    return TargetModel(source, model, tokenizer)
 
 
 def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:

@@ -20,7 +20,6 @@ from cloud_verifier.engine.attention.attention_check import LayerShape
 from cloud_verifier.engine.conformance_probe import ProbeReport, probe
 from cloud_verifier.engine.model.refusals import Refusal, refuse_config
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, torch_dtype
-from cloud_verifier.engine.probe_script import REAL, SHRUNK
 from tests.cloud_verifier.engine.families import REFUSED_FAMILIES, SERVED_FAMILIES, Family
 
 PRECISIONS = ("float32", "bfloat16", "float16")
@@ -45,18 +44,13 @@ class Finding:
         return "" if report is None else "; ".join(dict.fromkeys(_words(report.shapes)))
 
 
-def examine(family: Family, precisions: Sequence[str] = PRECISIONS, *, real_windows: bool = True) -> Finding:
-    """Probe a tiny model of `family` in each precision: float32 with its windows as they are (unless
-    `real_windows` is off), half precision with windows shrunk as at a load.
-
-    What is no refusal is a defect of ours and raised as it comes.
-    """
+def examine(family: Family, precisions: Sequence[str] = PRECISIONS) -> Finding:
+    """Probe a tiny model of `family` in each precision. What is no refusal is a defect of ours and raised."""
     reports: dict[str, ProbeReport] = {}
     for precision in precisions:
-        lengths = REAL if real_windows and precision == "float32" else SHRUNK
         try:
             model = random_target(family.name, family.model_type, family.settings, dtype=precision)
-            reports[precision] = probe(model, lengths=lengths)
+            reports[precision] = probe(model)
         except Refusal as refusal:
             return Finding(family, {}, refusal.reason)
     return Finding(family, reports)

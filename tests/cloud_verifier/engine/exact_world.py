@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import StepPlan
@@ -12,7 +11,7 @@ from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, path_rows
 from cloud_verifier.engine.torch_engine import TorchEngine
-from tests.cloud_verifier.engine.tiny import Session, Slots, plain_model
+from tests.cloud_verifier.engine.tiny import Session, Slots
 
 Path = tuple[int, ...]
 
@@ -60,13 +59,12 @@ def noted(
     *,
     exact: bool = True,
     tile_rows: int = 32,
-    fingerprint: bytes = b"",
 ) -> Noting:
     """An engine with notes of its own."""
     if exact:
-        engine: Noting = NotedExact(model, num_slots, tile_rows=tile_rows, fingerprint=fingerprint)
+        engine: Noting = NotedExact(model, num_slots, tile_rows=tile_rows)
     else:
-        engine = Noting(model, num_slots, fingerprint=fingerprint)
+        engine = Noting(model, num_slots)
     engine.notes, engine.tokens = Notes(), {}
     return engine
 
@@ -78,14 +76,3 @@ def alone(engine: TorchEngine, path: Path) -> None:
         item = session.chunk([token], [0])
         engine.logits(StepPlan((item,)))
         session.keep(item, [0])
-
-
-def near_tied(family: str = "llama") -> TargetModel:
-    """A random model in which every second token's logit is the one before it, but for the last bits."""
-    plain = plain_model(family)
-    weight = plain.get_output_embeddings().weight
-    with torch.no_grad():
-        pairs = weight[: len(weight) // 2 * 2].view(-1, 2, weight.shape[1])
-        pairs[:, 1] = pairs[:, 0]
-        pairs[:, 1, :3] = torch.nextafter(pairs[:, 0, :3], torch.full_like(pairs[:, 0, :3], torch.inf))
-    return TargetModel(f"near-tied {family}", plain)

@@ -71,7 +71,7 @@ _LATENT = {
     "head_dim": 4,
     "num_key_value_heads": 4,
 }
-_DEEPSEEK = {
+DEEPSEEK = {
     **_LATENT,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
@@ -190,8 +190,8 @@ SERVED_FAMILIES: tuple[Family, ...] = (
         {**_EXPERTS, "shared_expert_intermediate_size": 16}, _NO_HEAD_DIM,
     ),
     Family("Qwen 3 MoE", "qwen3_moe", "experts, norms of queries and keys", _EXPERTS),
-    Family("DeepSeek V2", "deepseek_v2", "latent attention, experts in groups", _DEEPSEEK),
-    Family("DeepSeek V3", "deepseek_v3", "latent attention, experts by sigmoid", _DEEPSEEK),
+    Family("DeepSeek V2", "deepseek_v2", "latent attention, experts in groups", DEEPSEEK),
+    Family("DeepSeek V3", "deepseek_v3", "latent attention, experts by sigmoid", DEEPSEEK),
     Family("MiniCPM 3", "minicpm3", "latent attention", _LATENT),
     Family(
         "StarCoder", "gpt_bigcode", "one KV head, learned positions",
@@ -228,7 +228,7 @@ SERVED_FAMILIES: tuple[Family, ...] = (
     Family("GLM 4", "glm4", "interleaved rotary embedding on half of each head, norms on both sides"),
     Family(
         "GLM 4.5", "glm4_moe", "experts by sigmoid, rotary embedding on half of each head",
-        {**_DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
+        {**DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
     ),
     Family("ERNIE 4.5", "ernie4_5", "interleaved rotary embedding"),
     Family("Hunyuan dense", "hunyuan_v1_dense", "norms of queries and keys after their rotation"),
@@ -260,19 +260,25 @@ SERVED_FAMILIES: tuple[Family, ...] = (
     Family("Phi-3.5 MoE", "phimoe", "experts", _LOCAL_EXPERTS, _NO_HEAD_DIM),
     Family("ERNIE 4.5 MoE", "ernie4_5_moe", "experts and shared ones", {"moe_num_experts": 8, "moe_k": 2}),
     Family("Hunyuan MoE", "hunyuan_v1_moe", "experts, norms of queries and keys", {"num_experts": 8}),
-    Family("GLM 4.7 Flash", "glm4_moe_lite", "latent attention, experts", _DEEPSEEK),
-    Family("LongCat Flash", "longcat_flash", "latent attention, experts", _DEEPSEEK),
+    Family("GLM 4.7 Flash", "glm4_moe_lite", "latent attention, experts", DEEPSEEK),
+    Family("LongCat Flash", "longcat_flash", "latent attention, experts", DEEPSEEK),
     Family(
         "dots.llm1", "dots1", "experts by sigmoid",
-        {**_DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
+        {**DEEPSEEK, "head_dim": 8, "num_key_value_heads": 2},
     ),
     Family(
         "Trinity (AFMoE)", "afmoe", "gated attention, experts; three of four layers slide",
         {**_EXPERTS, **_THREE_TO_ONE},
     ),
     Family("EXAONE MoE", "exaone_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}),
-    Family("MiMo V2 Flash", "mimo_v2_flash", "sinks in sliding layers, keys longer than values, experts"),
-    Family("Solar Open", "solar_open", "experts by sigmoid"),
+    Family(
+        "MiMo V2 Flash", "mimo_v2_flash", "sinks in sliding layers, keys longer than values, experts",
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
+    Family(
+        "Solar Open", "solar_open", "experts by sigmoid",
+        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    ),
     Family(
         "Command A MoE", "cohere2_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}
     ),
@@ -312,7 +318,7 @@ SERVED_FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "Ling 3 Flash", "bailing_hybrid", "gated delta rule, latent attention, experts",
-        {**_DEEPSEEK, "num_hidden_layers": 4, "layer_group_size": 4},
+        {**DEEPSEEK, "num_hidden_layers": 4, "layer_group_size": 4},
     ),
     Family(
         "Granite 4 hybrid", "granitemoehybrid", "Mamba 2 layers among attention, experts",
@@ -379,7 +385,7 @@ REFUSED_FAMILIES: tuple[Family, ...] = (
         {**_LOCAL_EXPERTS, "layer_types": [FULL, "minimax_m3_sparse"]},
     ),
     Family("DeepSeek V4", "deepseek_v4", "keys of several tokens compressed into one"),
-    Family("DeepSeek V3.2", "deepseek_v32", "keys chosen by an index", _DEEPSEEK),
+    Family("DeepSeek V3.2", "deepseek_v32", "keys chosen by an index", DEEPSEEK),
     Family("DiffLlama", "diffllama", "the difference of two attentions"),
     Family("Doge", "doge", "masks of its own making"),
     Family("BLOOM", "bloom", "ALiBi", {}, _NO_HEAD_DIM),

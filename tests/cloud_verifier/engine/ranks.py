@@ -27,7 +27,6 @@ from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, 
 from cloud_verifier.engine.parallel import Leader, LeadingEngine, Ranks, follow, join, leave
 from common.errors import ForerunError, LocalError
 from common.sampling import SamplingParams
-from forerun.commands.tensor_parallel import pass_signals_on
 from tests.support.ports import free_port
 
 KILLED = 9
@@ -84,7 +83,7 @@ class Lead:
 
     def wait_until_lost(self) -> NoReturn:
         gone = threading.Event()
-        self.leader.when_over(gone.set)
+        self.leader.when_lost(gone.set)
         gone.wait()
         assert self.leader.lost is not None
         raise self.leader.lost
@@ -127,16 +126,6 @@ class Lead:
     def follower_hangs_in_a_step(self) -> None:
         self.engine.evaluate(plan_of(1))
 
-    def follower_is_told_to_go(self) -> None:
-        """It still computes while the sessions leave."""
-        asked = threading.Event()
-        self.leader.when_over(asked.set)
-        self.engine.evaluate(plan_of(1))
-        asked.wait()
-        assert (self.leader.leaving, self.leader.lost) == ("1", None)
-        assert self.engine.evaluate(plan_of(2)).choices[0].tolist() == [4]
-        self.leader.end()
-
 
 class Follow:
     """Rank 1 of a scenario; follows unless it has a method of the scenario's name."""
@@ -158,12 +147,6 @@ class Follow:
 
     def follower_dies(self) -> None:
         die()
-
-    def follower_is_told_to_go(self) -> None:
-        """By its supervisor, while it is inside a collective."""
-        pass_signals_on(self._ranks)
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        self.follow()
 
     def follower_hangs_in_a_step(self) -> None:
         def stuck(plan: StepPlan) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -19,7 +18,6 @@ from cloud_verifier.engine.around import FlooredEngine
 from common.errors import UserError
 from common.messages import Open
 from common.sampling import SamplingParams
-from tests import wording
 
 INFO = TargetInfo("fake", 10, 20, 30, (1,), b"")
 RESULT = StepResult((), ())
@@ -66,12 +64,6 @@ def test_only_the_rest_of_the_floor_is_slept(step_time: float, slept: list[float
     assert floored.info == INFO
 
 
-def test_measured_steps_are_floored_too() -> None:
-    engine = Plain(0.1)
-    engine.info = replace(INFO, row_times=((1, 0.2), (4, 0.7)))
-    assert FlooredEngine(engine, 0.5).info.row_times == ((1, 0.5), (4, 0.7))
-
-
 def test_hints_come_after_their_share_of_the_floor() -> None:
     class Hinting(Plain):
         def listen(self, tell: Callable[[StepHints], None]) -> None:
@@ -90,12 +82,6 @@ def test_hints_come_after_their_share_of_the_floor() -> None:
     assert engine.slept == [0.375, 0.625]
 
 
-@pytest.mark.parametrize("floor_s", [-0.1, 60.0, float("nan")])
-def test_a_senseless_floor_is_refused(floor_s: float) -> None:
-    with wording.raises(UserError):
-        FlooredEngine(Plain(), floor_s)
-
-
 def test_a_floor_hides_nothing() -> None:
     inside = Able()
     engine = FlooredEngine(inside, 0.0)
@@ -104,11 +90,3 @@ def test_a_floor_hides_nothing() -> None:
         engine.check_grammar(WITH_GRAMMAR)
     engine.prepare_grammars()
     assert inside.prepared == 1
-
-
-def test_an_engine_needs_to_do_nothing_but_steps() -> None:
-    engine = FlooredEngine(Plain(), 0.0)
-    assert engine.stats() == {}
-    with wording.raises(UserError):
-        engine.check_grammar(WITH_GRAMMAR)
-    engine.prepare_grammars()

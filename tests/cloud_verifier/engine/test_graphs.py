@@ -287,26 +287,6 @@ def test_a_model_that_asks_the_host_is_never_recorded() -> None:
     assert (recorded, graphs.counts.reasons) == ([], {reason: 2})
 
 
-def test_a_capture_that_fails_leaves_the_thread_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own context leaves it on the capture's."""
-    current = ["default"]
-
-    @contextmanager
-    def graph(*_: Any, **__: Any) -> Iterator[None]:
-        current[0] = "capture's"
-        yield
-        raise RuntimeError("operation failed due to a previous error during capture")
-
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    with pytest.raises(RuntimeError, match="during capture"):
-        CudaCapture()(lambda: torch.zeros(1, 1))
-    assert current == ["default"]
-
-
 def test_a_recording_for_which_there_is_no_memory_costs_only_its_bucket() -> None:
     def narrow(body: Callable[[], Tensor]) -> Callable[[], Tensor]:
         if len(body()) > 8:
@@ -414,14 +394,6 @@ def step_of(shapes: list[Shape]) -> tuple[PackedStep, AttentionPlan, ChoiceTable
     ]
     step = pack(StepPlan(tuple(items)), LIMITS)
     return step, plan_attention(step), choice_table(step, choice_rows)
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_units", "expected"),
-    [(1, 1, (8, 16)), (8, 16, (8, 16)), (9, 17, (16, 32)), (200, 100, (224, 128)), (512, 1, (512, 16))],
-)
-def test_a_bucket_is_the_smallest_that_fits(num_rows: int, num_units: int, expected: tuple[int, int]) -> None:
-    assert SizeBucket.of(num_rows, num_units) == SizeBucket(*expected)
 
 
 def test_what_fits_nowhere_has_no_bucket() -> None:

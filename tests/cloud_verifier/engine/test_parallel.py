@@ -51,15 +51,6 @@ def test_the_other_ranks_compute_each_step_and_leave_at_the_end(outcomes: dict[s
     assert steps["steps"] == [[7, [1, 2, 3], [-1, 0, 1]], [7, [40], [-1]]]  # not the one that was refused
 
 
-def test_a_rank_that_is_told_to_go_tells_rank_0_and_computes_until_it_is_let_go(
-    outcomes: dict[str, Any],
-) -> None:
-    told = outcomes["follower_is_told_to_go"]
-    assert told["codes"] == [0, 0]
-    assert told["words"] == ["", ""]
-    assert told["steps"] == [[7, [1], [-1]], [7, [2], [-1]]]
-
-
 KILLED = 9
 BY_SIGNAL = -9
 
@@ -98,26 +89,23 @@ def test_a_failure_ends_the_group_with_the_reason(
         assert "GLHF" not in words
 
 
-IN_HALF = ("Llama 3@bfloat16", "Cohere Command R7B@bfloat16")
-
-
 @pytest.fixture(scope="module")
 def divided() -> dict[str, dict[str, Any]]:
-    """What two processes find of a few families."""
-    names = ["Gemma", "Gemma 2", "gpt-oss", "Qwen 3 MoE", "DeepSeek V2"]
-    words = [sys.executable, "-m", "tests.cloud_verifier.engine.divided", *names, *IN_HALF]
+    """What two processes find of a family in half precision, one with windows, and one with experts."""
+    names = ["Llama 3@bfloat16", "Gemma 2", "DeepSeek V2"]
+    words = [sys.executable, "-m", "tests.cloud_verifier.engine.divided", *names]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     found = [json.loads(line) for line in run.stdout.splitlines()]
     return {one["family"]: one for one in found}
 
 
-@pytest.mark.parametrize("name", ["Gemma 2", "Qwen 3 MoE", "DeepSeek V2", "Llama 3", "Cohere Command R7B"])
+@pytest.mark.parametrize("name", ["Llama 3", "Gemma 2", "DeepSeek V2"])
 def test_a_divided_family_passes_the_probe_and_computes_the_same(
     name: str, divided: dict[str, dict[str, Any]]
 ) -> None:
     found = divided[name]
     half = found["dtype"] == "bfloat16"
-    assert (found["served"], found["codes"]) == (True, [0, 0])
+    assert found["codes"] == [0, 0]
     assert found["worst"] < 1e-5
     assert found["from_one_process"] < (0.05 if half else 1e-5)
     assert found["weights"] < 0.7
@@ -127,19 +115,6 @@ def test_a_divided_family_passes_the_probe_and_computes_the_same(
     assert found["as_wrapped"]  # every bit as by transformers' own wrappers
     assert found["num_wrapped"][0] == 0 < found["num_wrapped"][1]
     assert (found["exactness"] is not None) == half
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("Gemma", "2 processes cannot share its 1 KV heads evenly"),
-        ("gpt-oss", "transformers has no plan for dividing it among processes (--tensor-parallel)"),
-    ],
-)
-def test_a_family_that_cannot_be_divided_is_refused(
-    name: str, reason: str, divided: dict[str, dict[str, Any]]
-) -> None:
-    assert divided[name]["reason"] == reason
 
 
 def test_a_process_that_torchrun_did_not_start_is_told_how() -> None:

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
-from cloud_verifier.engine.conformance_probe import _compare, _packed_rows, probe
+from cloud_verifier.engine.conformance_probe import _compare, probe
 from cloud_verifier.engine.model import transformers_adapter
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.probe_script import REAL
 from common.errors import LocalError, UserError
 from tests import wording
 from tests.cloud_verifier.engine.mistakes import Mistaken, Nothing, OnlyInHalf, mix_neighbours, shift_windows
@@ -23,27 +22,13 @@ pytestmark = pytest.mark.torch
 
 
 def test_windows_are_restored_and_long_ones_do_not_make_it_long() -> None:
-    model = windowed(4096)
+    config = plain_model("mistral").config
+    config.sliding_window, config.max_position_embeddings = 4096, 8192
+    model = TargetModel("wide", from_config(config))
     report = probe(model)
     assert report.num_rows < 100
     assert model.sliding_window == 4096
     assert [shape.terms.window for shape in report.shapes] == [4096]
-
-
-def test_real_lengths_pass_real_windows_in_chunks() -> None:
-    model = windowed(700)
-    assert probe(model, lengths=REAL).worst < 1e-5
-    rows, recorder, _ = _packed_rows(model, TorchRefBackend(), REAL)
-    assert recorder.windows == {700}
-    assert max(map(len, rows)) > 711
-    assert {235, 491, 707} <= set(map(len, rows))  # the last rows of its chunks: a third of it, 256, the rest
-
-
-def windowed(width: int) -> TargetModel:
-    """A Mistral whose window is this wide."""
-    config = plain_model("mistral").config
-    config.sliding_window, config.max_position_embeddings = width, 8192
-    return TargetModel("wide", from_config(config))
 
 
 MISTAKES = (
@@ -57,7 +42,7 @@ MISTAKES = (
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_a_mistake_in_attention_is_found_and_is_the_backends(kind: str, dtype: str) -> None:
     family = "mistral" if "window" in kind else "llama"

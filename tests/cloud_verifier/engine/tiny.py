@@ -14,7 +14,7 @@ from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import item_of
 from common.sampling import SamplingParams
-from tests.cloud_verifier.engine.families import DELTA, MAMBA, SIZES
+from tests.cloud_verifier.engine.families import DEEPSEEK, DELTA, MAMBA, SIZES
 
 VOCAB = 97
 SHAPE = {**SIZES, "max_position_embeddings": 128, "bos_token_id": None, "initializer_range": 0.02}
@@ -29,6 +29,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "gpt_oss": {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": ROPE},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "qwen3_moe": EXPERTS,
+    "deepseek_v3": DEEPSEEK,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5_text": {"num_hidden_layers": 4, "initializer_range": 0.2, **DELTA},

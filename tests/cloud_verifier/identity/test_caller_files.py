@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.core.quotas import Quota, Quotas
-from cloud_verifier.identity.caller_files import live_denied, live_limits, read_denied, read_limits
+from cloud_verifier.identity.caller_files import live_limits, read_denied, read_limits
 from cloud_verifier.identity.identity import Who
 from common.errors import Code, UserError
 from tests import wording
@@ -151,13 +151,3 @@ def test_nobody_else_is(who: Who, path: Path) -> None:
 def test_a_line_that_could_be_the_one_that_counts_is_not_skipped(text: str, tmp_path: Path) -> None:
     with wording.raises(UserError):
         read_denied(written(tmp_path, text))
-
-
-def test_a_mistake_changes_nothing_while_it_runs(path: Path) -> None:
-    denied = live_denied(path)
-    path.write_text("tenant globe")
-    assert not denied.refresh()
-    assert denied.value.why(Who("globex")) is not None
-    path.write_text("")
-    assert denied.refresh()
-    assert denied.value.why(Who("globex")) is None

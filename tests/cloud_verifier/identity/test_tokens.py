@@ -52,12 +52,6 @@ HEADERS = st.dictionaries(st.sampled_from(("alg", "kid", "typ", "crit", "b64", "
 CLAIMS = st.dictionaries(st.sampled_from(("exp", "nbf", "iat", "aud", "iss", "sub", "tenant", "jti")), JSON)
 
 
-@given(st.text(max_size=200))
-def test_words_that_are_no_token_are_refused(issuer: tuple[Any, Any], words: str) -> None:
-    refused(issuer[1], words)
-    refused(issuer[1], f"Bearer {words}")
-
-
 @given(header=HEADERS | JSON, claims=CLAIMS | JSON, signature=st.binary(max_size=80))
 def test_what_nobody_has_signed_is_refused(
     issuer: tuple[Any, Any], header: object, claims: object, signature: bytes

@@ -78,11 +78,3 @@ def test_rows_lie_in_their_slots_and_others_stay() -> None:
     before = kv.keys[4].clone()
     assert store.write(7, torch.tensor([1]), key[:, :, :1], value[:, :, :1]) is kv
     assert torch.equal(kv.keys[4], before)
-
-
-def test_each_layer_has_its_own_shape() -> None:
-    store = KVStore(3)
-    store.write(0, torch.tensor([0]), torch.rand(1, 2, 1, 4), torch.rand(1, 2, 1, 4))
-    half = torch.rand(1, 1, 1, 8, dtype=torch.bfloat16)
-    store.write(1, torch.tensor([0]), half, half)
-    assert [kv.rows.nbytes for kv in store.layers.values()] == [3 * 2 * 8 * 4, 3 * 16 * 2]

@@ -66,7 +66,7 @@ def test_half_precision_rounds_and_no_more(dtype: str, most: float) -> None:
     assert 0.0 < float(error) < most
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_trees_equal_the_reference_with_the_cuts_that_serve(seed: int) -> None:
     random = np.random.default_rng(seed)
     shapes = [(int(random.integers(90)), int(random.integers(1, 20)), "tree") for _ in range(2)]
@@ -105,9 +105,8 @@ def test_a_query_in_any_layout_is_read() -> None:
     assert torch.equal(attention.attend(turned, kv, terms_for("plain", 2)), expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
-def test_whole_models_pass_the_conformance_probe(family: str) -> None:
-    model = TargetModel(family, plain_model(family).to(device_for_kernels()))
+def test_a_whole_model_passes_the_conformance_probe() -> None:
+    model = TargetModel("gpt_oss", plain_model("gpt_oss").to(device_for_kernels()))
     report = probe(model, backend=Uncut())
     assert report.num_rows > 60
     assert report.worst < 1e-5

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan
 from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
 from cloud_verifier.engine.torch_engine import TorchEngine
-from common.errors import UserError
-from tests import wording
 from tests.cloud_verifier.engine.exact_world import Notes, Noting, alone, noted
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
 
@@ -114,9 +112,9 @@ def evaluate_some(engine: Noting) -> Notes:
 @pytest.mark.parametrize(
     ("family", "dtype", "tile_rows"),
     [
-        *[(family, torch.float32, 32) for family in ("gemma2", "gpt_oss", "gpt2")],
-        *[("llama", dtype, 32) for dtype in (torch.bfloat16, torch.float16)],
-        *[("llama", torch.float32, tile_rows) for tile_rows in (1, 5, 64)],
+        ("gemma2", torch.float32, 32),
+        ("gpt_oss", torch.float32, 5),
+        ("llama", torch.bfloat16, 32),
     ],
 )
 def test_windows_caps_sinks_experts_half_precision_and_any_tile_keep_their_bits(
@@ -147,12 +145,6 @@ def test_several_threads_keep_the_promise() -> None:
     evaluate(engine, [Part(key % 2, 3, 7, [(-1, True), (0, True), (0, False)]) for key in range(16)])
     assert engine.notes.num_again > 60
     assert not engine.notes.unlike
-
-
-@pytest.mark.parametrize("tile_rows", [0, 1025])
-def test_a_tile_of_no_or_too_many_rows_is_refused(tile_rows: int) -> None:
-    with wording.raises(UserError):
-        ExactEngine(target("llama"), 8, tile_rows=tile_rows)
 
 
 def test_the_trash_slot_is_nobodys() -> None:

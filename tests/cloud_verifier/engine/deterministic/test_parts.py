@@ -7,14 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 from transformers.activations import ACT2FN
 
 from cloud_verifier.core.engine_protocol import StepPlan
-from cloud_verifier.engine.attention.backend import AttentionTerms, LayerKV
 from cloud_verifier.engine.deterministic.exact_engine import (
     SHORTEST,
-    ExactBackend,
     _keys,
     activate_row_by_row,
     padded_length,
@@ -25,12 +22,6 @@ from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_row
 from tests.cloud_verifier.engine.attention_rig import (
     LIMITS,
     NUM_SLOTS,
-    SHAPES,
-    TERMS,
-    layer,
-    query_for,
-    random_plan,
-    terms_of,
 )
 from tests.cloud_verifier.engine.tiny import Session, Slots
 
@@ -44,23 +35,6 @@ def test_padding_is_a_quarter_at_most_and_lengths_are_few(num_keys: int) -> None
     assert length == SHORTEST or length < 1.25 * num_keys
     assert padded_length(length) == length
     assert length % 8 == 0
-
-
-def attention_of(plan: StepPlan, query: Tensor, terms: AttentionTerms, kv: LayerKV) -> Tensor:
-    return ExactBackend().prepare(pack(plan, LIMITS), torch.device("cpu")).attend(query, kv, terms)
-
-
-@pytest.mark.parametrize("terms", TERMS)
-def test_the_bits_are_those_of_the_session_alone(terms: str) -> None:
-    plan, asked, kv = random_plan(SHAPES["far apart"]), terms_of(terms, 6), layer(2, 4, 5)
-    query = query_for(plan.num_rows, 6, 4)
-    together = attention_of(plan, query, asked, kv)
-    at = 0
-    for item in plan.items:
-        own = slice(at, at + len(item.tokens))
-        alone = attention_of(StepPlan((item,)), query[:, :, own], asked, kv)
-        assert torch.equal(alone, together[:, own])
-        at = own.stop
 
 
 def test_rows_of_one_path_share_what_is_gathered() -> None:
@@ -80,8 +54,8 @@ def test_rows_of_one_path_share_what_is_gathered() -> None:
 # An activation's bits depend on its row alone, and not on where the row stands.
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu_new", "gelu_pytorch_tanh", "gelu", "sigmoid"])
-@pytest.mark.parametrize(("num_rows", "width"), [(16, 97), (24, 897), (32, 5632)])
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("num_rows", "width"), [(16, 97), (24, 897)])
 def test_an_activation_has_the_same_bits_in_every_row(name: str, num_rows: int, width: int) -> None:
     activation = ACT2FN[name]
     torch.manual_seed(0)

@@ -85,10 +85,8 @@ def test_a_row_whose_best_tokens_are_equal_in_bfloat16_is_float32_throughout() -
     ("cpuinfo", "computes"),
     [
         ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n", True),
-        ("flags : fpu amx_bf16 amx_tile\n", True),
         ("Features\t: fp asimd bf16 i8mm\n", True),
         ("flags : fpu avx512f avx512_vnni\nbugs : bf16\n", False),
-        ("", False),
         (None, False),
     ],
 )
@@ -107,34 +105,6 @@ def test_other_heads_are_left_alone() -> None:
         assert head is None or "forward" not in vars(head)
 
 
-def on_cuda(hidden: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The same numbers, which say that they lie on a GPU. `torch.mm` then takes what only CUDA's does."""
-
-    class OnCuda(torch.Tensor):
-        is_cuda = True
-
-    def mm(left: torch.Tensor, right: torch.Tensor, **words: Any) -> torch.Tensor:
-        assert left.dtype == right.dtype != words["out_dtype"] == torch.float32
-        return left.float() @ right.float()
-
-    patch.setattr(torch, "mm", mm)
-    return hidden.as_subclass(OnCuda)
-
-
-@pytest.mark.parametrize("rows", [0, 3])
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_a_head_on_a_gpu_takes_any_number_of_rows(
-    rows: int, with_bias: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head = torch.nn.Linear(16, 7, bias=with_bias, dtype=torch.bfloat16)
-    hidden = torch.randn(1, rows, 16, dtype=torch.bfloat16)
-    install_fp32_head(head)
-    expected = head(hidden)
-    logits = head(on_cuda(hidden, monkeypatch))
-    assert (tuple(logits.shape), logits.dtype) == ((1, rows, 7), torch.float32)
-    torch.testing.assert_close(logits.as_subclass(torch.Tensor), expected)
-
-
 # A widened model computes what its weights say in float32, layer by layer, and is itself again after.
 
 HALF = ("bfloat16", "float16")
@@ -150,7 +120,7 @@ def logits_of(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3_moe", "opt"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "qwen3_moe"])
 def test_it_computes_what_a_float32_copy_computes(family: str, dtype: str) -> None:
     model = half_model(family, dtype)
     expected = logits_of(copy.deepcopy(model).float())

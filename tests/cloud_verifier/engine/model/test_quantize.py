@@ -26,7 +26,7 @@ TARGET = str(Path(__file__).parents[4] / "lab" / "demo_models" / "target")
 
 
 def quantized(family: str, **settings: Any) -> tuple[Any, Any]:
-    """A tiny model of `family`, and what quantizing its linear layers did."""
+    """A tiny model of `family`, and how many linear layers were quantized."""
     config = plain_model(family).config
     for name, value in settings.items():
         setattr(config, name, value)
@@ -39,9 +39,9 @@ def kinds(model: Any) -> dict[str, str]:
 
 
 def test_every_linear_layer_changes_but_the_head() -> None:
-    model, shrinkage = quantized("llama")
+    model, num_layers = quantized("llama")
     changed = {name for name, kind in kinds(model).items() if kind == "Int8Tensor"}
-    assert len(changed) == shrinkage.num_layers == 2 * 7
+    assert len(changed) == num_layers == 2 * 7
     assert all(name.endswith("proj.weight") for name in changed)
     assert kinds(model)["lm_head.weight"] == "Parameter"
 
@@ -55,19 +55,16 @@ def test_routers_of_experts_keep_their_precision() -> None:
             self.gate_proj = torch.nn.Linear(32, 64)
 
     block = Block()
-    assert quantize("block", block, None, "int8").num_layers == 1
+    assert quantize("block", block, None, "int8") == 1
     assert kinds(block)["gate_proj.weight"] == "Int8Tensor"
 
 
 def test_bytes_are_those_that_are_stored_and_shared_weights_count_once() -> None:
-    model, shrinkage = quantized("llama", tie_word_embeddings=True)
+    model, _ = quantized("llama", tie_word_embeddings=True)
     linear = sum(parameter.numel() for name, parameter in model.named_parameters() if "proj" in name)
     other = sum(parameter.nbytes for name, parameter in model.named_parameters() if "proj" not in name)
     rows = sum(parameter.shape[0] for name, parameter in model.named_parameters() if "proj" in name)
-    assert shrinkage.bytes_before == 4 * linear + other
-    assert shrinkage.bytes_after == linear + rows * (4 + 1) + other  # a scale and a zero point a row
-    assert shrinkage.bytes_after == weight_bytes(model)
-    assert f"14 linear layers in int8; weights take 0.0 MB, {shrinkage.ratio:.2f} of" in str(shrinkage)
+    assert weight_bytes(model) == linear + rows * (4 + 1) + other  # a scale and a zero point a row
 
 
 def test_a_model_without_linear_layers_is_refused() -> None:
@@ -80,7 +77,7 @@ def test_an_unknown_kind_is_told_before_anything_is_loaded() -> None:
         load_target("/no/such/folder", quantization="int3")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "qwen3_moe", "phi3"])
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_quantized_family_passes_the_probe(family: str, dtype: str) -> None:
     plain = plain_model(family, getattr(torch, dtype)).eval()
@@ -102,8 +99,7 @@ def float8(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_target_in_float8_passes_the_probe_and_a_mistake_in_it_does_not() -> None:
     def made(spoil: float) -> TargetModel:
         plain = plain_model("llama", torch.bfloat16).eval()
-        shrinkage = quantize("llama", plain, plain.get_output_embeddings(), "float8")
-        assert shrinkage.num_layers == 14
+        assert quantize("llama", plain, plain.get_output_embeddings(), "float8") == 14
         assert "Float8Tensor" in kinds(plain).values()
         if spoil:
             mix_neighbours(plain.model.layers[1].mlp, spoil)
@@ -159,7 +155,6 @@ def test_what_is_stored_quantized_is_served_if_it_passes(stored: str, dtype: str
     model = load_target(stored, dtype=dtype, with_tokenizer=False)
     assert "Int8Tensor" in kinds(model._model).values()
     assert probe(model).worst < 1e-5
-    assert model.shrinkage is None
 
 
 def test_what_unpacks_at_its_first_forward_meets_modules_as_they_were_loaded(
@@ -201,10 +196,3 @@ def test_a_stored_kind_whose_package_is_missing_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with wording.raises(UserError):
         load_target(str(tmp_path), with_tokenizer=False)
-
-
-def test_the_demo_target_shrinks() -> None:
-    shrinkage = load_target(TARGET, dtype="float32", quantization="int8").shrinkage
-    assert shrinkage is not None
-    assert (shrinkage.kind, shrinkage.num_layers) == ("int8", 70)
-    assert shrinkage.ratio < 0.33

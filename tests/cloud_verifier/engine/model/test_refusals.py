@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloud_verifier.engine.model.refusals import refuse_architecture, refuse_config
+from cloud_verifier.engine.model.refusals import refuse_architecture, refuse_config, refuse_division
 from common.errors import UserError
 from tests import wording
 
@@ -46,6 +46,24 @@ def test_the_reason_is_named(fields: dict[str, Any]) -> None:
 )
 def test_static_rope_and_attention_layers_pass(fields: dict[str, Any]) -> None:
     refuse_config("m", config(**fields))
+
+
+DIVIDED = {"base_model_tp_plan": {"layers.*.q_proj": "colwise"}, "num_attention_heads": 6}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["conv", "full_attention"]},
+        {"num_attention_heads": 6},  # there is no plan
+        DIVIDED | {"num_attention_heads": 5},
+        DIVIDED | {"base_model_tp_plan": {"layers.*.k_proj": "colwise"}, "num_key_value_heads": 1},
+    ],
+)
+def test_a_model_that_two_processes_cannot_share_is_refused(fields: dict[str, Any]) -> None:
+    refuse_division("m", config(**DIVIDED), 2)
+    with wording.raises(UserError):
+        refuse_division("m", config(**fields), 2)
 
 
 def test_a_model_whose_states_are_not_found_is_refused() -> None:

@@ -59,9 +59,15 @@ def test_a_folder_is_loaded_with_its_tokenizer(folder: Path) -> None:
     assert model.tokenize("cat Ġthe cat") == [2, 1, 2]
 
 
-@pytest.mark.parametrize("stored", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("computes", [True, False])
-@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize(
+    ("stored", "computes", "small"),
+    [
+        ("bfloat16", True, False),
+        ("bfloat16", True, True),
+        ("bfloat16", False, False),
+        ("float16", True, False),
+    ],
+)
 def test_a_cpu_takes_bfloat16_for_a_large_model_that_is_stored_so_if_it_computes_in_it(
     stored: str, computes: bool, small: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +92,7 @@ def test_a_missing_file_is_named(folder: Path, tmp_path: Path, without: str) -> 
         load_target(str(copied(folder, tmp_path, without)))
 
 
-@pytest.mark.parametrize("source", ["/no/such/folder", "./typo", "~/typo", "tests/typo"])
+@pytest.mark.parametrize("source", ["/no/such/folder", "./typo", "tests/typo"])
 def test_a_mistyped_folder_is_not_looked_for_on_the_hub(source: str) -> None:
     with wording.raises(UserError):
         load_target(source)
@@ -149,11 +155,6 @@ def test_a_chat_template_is_told(
     settings: dict[str, Any], told: tuple[str, str, str] | None, folder: Path, tmp_path: Path
 ) -> None:
     assert chat_of(folder, tmp_path, **settings) == told
-
-
-def test_a_chat_template_may_have_a_file_of_its_own(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_text("own {{ messages }}")
-    assert chat_of(folder, tmp_path) == ("own {{ messages }}", "", "<eos>")
 
 
 def test_sampling_defaults_are_those_of_the_generation_settings(folder: Path, tmp_path: Path) -> None:

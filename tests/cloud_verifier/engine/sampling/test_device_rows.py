@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cloud_verifier.engine.sampling.device_rows import (
     gumbel,
@@ -28,17 +26,6 @@ from tests import wording
 pytestmark = pytest.mark.torch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-ROWS = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 1)), min_size=1, max_size=4)
-TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
-
-
-@given(ROWS, TOKENS)
-def test_bits_are_equal(rows: list[tuple[int, int]], tokens: list[int]) -> None:
-    keys = noise_keys([seed for seed, _ in rows], [position for _, position in rows], torch.device("cpu"))
-    bits = noise_bits(keys.unsqueeze(1), torch.tensor(tokens))
-    assert bits.shape == (len(rows), len(tokens))
-    for row, (seed, position) in zip(bits.numpy().view(np.uint64), rows, strict=True):
-        assert row.tolist() == noise.noise_bits(seed, position, np.array(tokens)).tolist()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -40,6 +40,7 @@ def some_logits(rows: int, size: int) -> Tensor:
 def test_only_items_that_ask_are_told_each_as_much_as_it_asked() -> None:
     logits = some_logits(7, 50)  # one row more than there are outputs, as a replay has
     choices = np.array([3, 1, 4, 1, 5, 9], np.int32)
+    assert row_logprobs(items(None, None), logits, choices) == ()
     told = row_logprobs(items(None, 3, 0), logits, choices)
     exact = logits.double().log_softmax(dim=1).numpy()
     assert told[0] is None
@@ -52,10 +53,6 @@ def test_only_items_that_ask_are_told_each_as_much_as_it_asked() -> None:
         best = np.argsort(-logits.numpy()[rows], axis=1, kind="stable")[:, :most]
         assert found.top_tokens.tolist() == best.tolist()
         np.testing.assert_allclose(found.top, np.take_along_axis(exact[rows], best, 1), atol=1e-5)
-
-
-def test_nothing_is_told_where_nobody_asks() -> None:
-    assert row_logprobs(items(None, None), some_logits(4, 9), np.zeros(4, np.int32)) == ()
 
 
 def test_of_equals_the_lowest_ids_are_told_and_never_more_than_there_are() -> None:
