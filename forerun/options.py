@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +15,6 @@ from common.config.merge import Loaded
 from common.config.setting import setting
 from common.errors import UserError
 from common.sampling import SamplingParams
-from common.wire.grpc_options import host_and_port
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
@@ -54,39 +52,6 @@ class SamplingOptions:
 
 
 # Shared options --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftOptions:
-    """Declares how a draft model runs here, as the daemon's section `draft` does."""
-
-    threads: int = setting(0, "threads of the draft model; 0: all but one", "N")
-    gpu_layers: int | None = setting(
-        None,
-        "layers of the draft model on an accelerator; auto: all, if llama.cpp was built for one; -1: all",
-        "N",
-        unset="auto",
-    )
-    context: int | None = setting(
-        None,
-        "KV memory of the draft model, in tokens over all texts together; auto: the longest text of draft "
-        "and target, in at most a quarter of the free memory",
-        "N",
-        unset="auto",
-        low=1,
-    )
-
-    def llama(self, path: str) -> LlamaSettings:
-        """Return the settings for the model at `path`."""
-        from common.llama.library import offloaded_layers
-        from common.llama.model import LlamaSettings
-
-        return LlamaSettings(
-            path=path,
-            n_ctx=self.context or 0,  # chosen when the model is loaded
-            threads=self.threads,
-            gpu_layers=offloaded_layers(self.gpu_layers),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,31 +113,6 @@ def read_prompt(prompt: str | None, file: str | None = None) -> str:
     except UnicodeError as error:
         raise UserError("the prompt is not UTF-8 text; convert it first, for example with iconv") from error
     return prompt
-
-
-def split_address(option: str, address: str) -> tuple[str, int]:
-    """Return the host, without brackets, and the port. Raise `UserError` that names the option."""
-    place = host_and_port(address)
-    if place is None:
-        raise UserError(f"{option} is {address!r}; it must be HOST:PORT, for example 127.0.0.1:50051")
-    return place[0].strip("[]"), place[1]
-
-
-def check_free(option: str, address: str) -> None:
-    """Raise `UserError` unless a server can listen at the option's address now."""
-    host, port = split_address(option, address)
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-    except OSError as error:
-        words = (
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {option} HOST:PORT"
-        )
-        raise UserError(words) from error
 
 
 def check_out(out: Path) -> None:

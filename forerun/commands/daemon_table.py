@@ -155,28 +155,16 @@ COLUMNS: dict[str, Callable[[Json, float], str]] = {
 NAMES = ("ID", "CLIENT", "MODE", "VERIFIER")
 """Titles of the columns that are aligned to the left."""
 
-SORTS: dict[str, Callable[[Json, float], Any]] = {
-    "pace": lambda each, pace: (-pace, str(each["id"])),
-    "age": lambda each, pace: (-number_in(each, "elapsed_ms"), str(each["id"])),
-    "text": lambda each, pace: (-number_in(each, "tokens"), str(each["id"])),
-}
-"""Sort keys of the table, largest first, by name."""
 
-
-def rows(now: DaemonLook, before: DaemonLook | None = None, *, sort: str = "pace") -> list[str]:
-    """Return a line of titles and a line a text."""
+def screen(now: DaemonLook, before: DaemonLook | None = None) -> list[str]:
+    """Return the daemon's status, the number of its texts, then a line a text, the fastest first."""
     pace = paces(now, before)
-    texts = [(each, pace[str(each["id"])]) for each in now.texts]
-    texts.sort(key=lambda row: SORTS[sort](*row))
-    return terminal.table(
-        COLUMNS, ([cell(*row) for cell in COLUMNS.values()] for row in texts), NAMES, WIDEST
+    texts = sorted(
+        ((pace[str(each["id"])], each) for each in now.texts), key=lambda row: (-row[0], str(row[1]["id"]))
     )
-
-
-def screen(now: DaemonLook, before: DaemonLook | None = None, *, sort: str = "pace") -> list[str]:
-    """Return the daemon's status, the number of its texts, then the table."""
+    cells = ([cell(each, rate) for cell in COLUMNS.values()] for rate, each in texts)
     count = f"texts: {len(now.texts)} under way, {now.waiting} waiting"
-    return [*status_lines(now.status), count, "", *rows(now, before, sort=sort)]
+    return [*status_lines(now.status), count, "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
 
 
 def _known(each: Json, name: str, digits: int) -> str:

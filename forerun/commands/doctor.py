@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from common.config.command_line import add_command, add_flags, add_options, read_options
-from common.config.setting import setting
-from common.errors import UserError
 from edge_client.settings import SCHEMA
 from forerun.options import ConfigOption, JsonOption, as_the_daemon
 from forerun.terminal import GREEN, RESET, Painter, ProgressBar, note
@@ -25,26 +23,12 @@ options, check the settings of the running daemon, else those of the configurati
 
 Exit code 1 if a check fails, else 0."""
 
-KNOWN = "known values, used instead of measured ones"
 COLOURS = {"ok": GREEN, "warn": "\x1b[33m", "fail": "\x1b[31m", "skip": "\x1b[2m"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions(ConfigOption, JsonOption):
-    """Declares the values that the user knows already. Raises `UserError`."""
-
-    rtt: float | None = setting(None, "round-trip time to the verifier", "MS", group=KNOWN)
-    step: float | None = setting(None, "time of a step of the target model", "MS", group=KNOWN)
-    draft_step: float | None = setting(None, "time of a step of the draft model", "MS", group=KNOWN)
-    acceptance: float | None = setting(None, "chance that the best draft token is right", "A", group=KNOWN)
-
-    def __post_init__(self) -> None:
-        for name in ("rtt", "step", "draft_step"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise UserError(f"--{name.replace('_', '-')} is {value}; it must be 0 or more")
-        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
-            raise UserError(f"--acceptance is {self.acceptance}; it must lie in [0, 1]")
+    """Declares which configuration is checked."""
 
 
 def add_parser(commands: Any) -> None:
@@ -57,16 +41,13 @@ def add_parser(commands: Any) -> None:
 def run(parsed: argparse.Namespace) -> int:
     options = read_options(parsed, DoctorOptions)
     from forerun.doctor.device import Finding, Level
-    from forerun.doctor.examine import MeasuredPair, examine
+    from forerun.doctor.examine import examine
 
-    times = (options.rtt, options.step, options.draft_step)
-    rtt, step, draft = (None if each is None else each / 1e3 for each in times)
-    given = MeasuredPair(rtt, step, draft, options.acceptance)
     config = as_the_daemon(parsed, options.paths).config
     painter, findings = Painter(sys.stdout), list[Finding]()
     # In a log, lines of progress would only repeat the findings.
     progress = note if ProgressBar(sys.stderr).is_live else lambda text: None
-    for finding in examine(config, options.paths, given, progress):
+    for finding in examine(config, options.paths, progress):
         findings.append(finding)
         if not options.json:
             colour = COLOURS[finding.level.value]

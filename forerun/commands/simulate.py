@@ -13,13 +13,11 @@ from typing import Any
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
-from edge_client.core.policies import offered
 from forerun.options import JsonOption, WorkersOption, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims.runner import Comparison, compare
 from schemes.claims.table import CLAIMS
 from simulator.advice import Advice, advise, in_words
-from simulator.canvas import check_drawing
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
     Pool,
@@ -38,11 +36,7 @@ from simulator.plots import plot_capacity, plot_pace, plot_speedup
 from simulator.proxy.cli import main as link
 from simulator.recordings import read_recording
 from simulator.schemes import (
-    CLAIRVOYANT,
-    COLOCATED,
     FORERUN,
-    SERVER_STREAMING,
-    SYNC_BEST,
     check_scheme,
     is_bounded,
     policy_maker,
@@ -146,8 +140,6 @@ def add_parser(commands: Any) -> None:
     add_command(actions, "advise", words, _advise, AdviseOptions, advice)
     words = "run published schemes in their papers' own settings, beside their claims"
     add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
-    words = "draw all published schemes over the round trip"
-    add_command(actions, "compare", words, _compare, CompareOptions, COMPARE)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
 
 
@@ -420,53 +412,6 @@ def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "holds": comparison.holds,
         "remark": comparison.claim.remark,
     }
-
-
-# compare ----------------------------------------------------------------------------------------------------
-
-COMPARE = """\
-Run every published scheme and its baselines over the round trip, and draw ms per token: target step 30 ms,
-draft step 5 ms, acceptance 0.85. Finished points are kept, so the same command resumes."""
-
-COMPARED = (
-    SERVER_STREAMING,
-    COLOCATED,
-    SYNC_BEST,
-    *offered(),
-    "chain",
-    "tree",
-    FORERUN,
-    CLAIRVOYANT,
-)
-COMPARED_RTTS = (0.0, 10.0, 20.0, 40.0, 60.0, 100.0, 200.0)  # ms: one machine to another continent
-COMPARED_WORLD = World(draft=BetaDraft(mean=0.85), tokens=200)
-COMPARED_SEEDS = 3  # with 200 tokens: minutes on two cores, and a standard error of about 3 %
-PICTURE = "compare.png"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions(WorkersOption, JsonOption):
-    """Declares where the comparison goes."""
-
-    out: Path = setting(REQUIRED, f"folder for {RESULTS}, {LATENCIES}, {MANIFEST} and {PICTURE}", "FOLDER")
-
-
-def _compare(options: CompareOptions) -> int:
-    check_drawing()  # before minutes are spent
-    experiment = Experiment(COMPARED_WORLD, COMPARED_SEEDS, COMPARED)
-    _run_sweep(Sweep(experiment, {"rtt_ms": COMPARED_RTTS}), options.out, options.workers)
-    rows = read_results(options.out)
-    plot_pace(rows, options.out / PICTURE)
-    paces = {(row["scheme"], row["rtt_ms"]): row["ms_per_token"] for row in rows}
-    paces_of = {scheme: [paces[scheme, rtt] for rtt in COMPARED_RTTS] for scheme in COMPARED}
-    if options.json:
-        print(json.dumps({"rtt_ms": COMPARED_RTTS, "ms_per_token": paces_of}, indent=2))
-        return 0
-    titles = ("scheme", *(f"RTT {rtt:g}" for rtt in COMPARED_RTTS))
-    lines = ((scheme, *(f"{pace:.1f}" for pace in line)) for scheme, line in paces_of.items())
-    print("\n".join(table(titles, lines, left=("scheme",))))
-    print(f"ms per token; drawn: {options.out / PICTURE}")
-    return 0
 
 
 # plot -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Implements `forerun top` and `ps`: shows the live work of a verifier or of this device's daemon."""
+"""Implements `forerun top`: shows the live work of a verifier or of this device's daemon."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from common.config.command_line import add_command
 from common.config.setting import setting
-from common.errors import PeerError, UnavailableError, UserError
+from common.errors import PeerError, UnavailableError
 from edge_client.process.client import LocalClient, connect
 from forerun.commands import daemon_table, verifier_table
-from forerun.options import DaemonOptions, PlaceOption
+from forerun.options import PlaceOption
 from forerun.terminal import Look, watch
 
 DESCRIPTION = """\
@@ -25,6 +24,7 @@ sessions of a verifier on this machine that was started with --http. Of the text
 shown.
 
   forerun top
+  forerun top --once
   forerun verify --model lab/demo_models/target --http 127.0.0.1:9464
   forerun top --http 127.0.0.1:9464"""
 
@@ -34,18 +34,12 @@ VERIFIER_TIMEOUT = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class TopOptions(PlaceOption):
-    """Declares what is shown, how often and in which order. Raises `UserError`."""
+    """Declares what is shown, and how often."""
 
     http: str | None = setting(None, "address of a verifier, as given to its --http", "HOST:PORT")
     once: bool = setting(False, "show one table; rates are then means since each text began")
     json: bool = setting(False, "print an object a line, with all known fields")
     interval: float = setting(1.0, "seconds between updates", "S", low=0.1)
-    sort: str = setting("pace", "sort key of the rows", choices=tuple(verifier_table.SORTS))
-
-    def __post_init__(self) -> None:
-        if self.http is None and self.sort not in daemon_table.SORTS:
-            allowed = ", ".join(daemon_table.SORTS)
-            raise UserError(f"--sort {self.sort} belongs to --http; without it, choose one of {allowed}")
 
 
 def add_parser(commands: Any) -> None:
@@ -53,29 +47,8 @@ def add_parser(commands: Any) -> None:
     add_command(commands, "top", words, _top, TopOptions, DESCRIPTION)
 
 
-def add_ps(commands: Any) -> None:
-    description = (
-        "List the texts that the running daemon is writing: client, mode, tokens per second, and the share\n"
-        "drafted on this device. Rates are means since each text began."
-    )
-    add_command(
-        commands, "ps", "list the texts that the running daemon is writing", _ps, DaemonOptions, description
-    )
-
-
 def _top(options: TopOptions) -> int:
     asyncio.run(_daemon(options) if options.http is None else _verifier(options, options.http))
-    return 0
-
-
-def _ps(options: DaemonOptions) -> int:
-    now = daemon_table.look(connect(options.paths.daemon), time.monotonic())
-    if options.json:
-        print(json.dumps(daemon_table.as_json(now), indent=1))
-        return 0
-    print("\n".join(daemon_table.rows(now)) if now.texts else "nothing is written now")
-    if now.waiting:
-        print(f"{now.waiting} waiting")
     return 0
 
 
@@ -107,11 +80,11 @@ async def _show(
     options: TopOptions,
     look: Callable[[], Awaitable[Look]],
     as_json: Callable[[Look, Look | None], Any],
-    lines: Callable[..., list[str]],
+    lines: Callable[[Look, Look | None], list[str]],
 ) -> None:
     def as_line(now: Look, before: Look | None) -> list[str]:
         return [json.dumps(as_json(now, before))]
 
-    frame = as_line if options.json else partial(lines, sort=options.sort)
+    frame = as_line if options.json else lines
     live = sys.stdout.isatty() and not options.json and not options.once
     await watch(look, frame, interval=options.interval, live=live, once=options.once)

@@ -61,16 +61,6 @@ def as_json(now: Json, before: Json | None = None) -> dict[str, Any]:
     return {**now, "sessions": sessions, "figures": figures(now, before)}
 
 
-SORTS: dict[str, Callable[[Json, float], Any]] = {
-    "pace": lambda each, pace: (-pace, each["stream"]),
-    "age": lambda each, pace: (-each["age_us"], each["stream"]),
-    "slots": lambda each, pace: (-each["slots"], each["stream"]),
-    "text": lambda each, pace: (-each["committed"], each["stream"]),
-    "tenant": lambda each, pace: (each["tenant"], -pace, each["stream"]),
-}
-"""Sort keys of the table, largest first, by name."""
-
-
 COLUMNS: dict[str, Callable[[Json, float], str]] = {
     "STREAM": lambda each, pace: str(each["stream"]),
     "SESSION": lambda each, pace: str(each["session_id"] or "-"),
@@ -93,12 +83,11 @@ NAMES = ("SESSION", "TENANT", "MODE")
 """Titles of the columns that are aligned to the left."""
 
 
-def table(now: Json, before: Json | None = None, *, sort: str = "pace") -> list[str]:
-    """Return a summary of the verifier, then a line a session."""
+def table(now: Json, before: Json | None = None) -> list[str]:
+    """Return a summary of the verifier, then a line a session, the fastest first."""
     pace = paces(now, before)
-    rows = [(each, pace[each["stream"]]) for each in now["sessions"]]
-    rows.sort(key=lambda row: SORTS[sort](*row))
-    cells = ([cell(*row) for cell in COLUMNS.values()] for row in rows)
+    sessions = sorted(now["sessions"], key=lambda each: (-pace[each["stream"]], each["stream"]))
+    cells = ([cell(each, pace[each["stream"]]) for cell in COLUMNS.values()] for each in sessions)
     return [*_summary(now, figures(now, before)), "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
 
 

@@ -19,9 +19,9 @@ from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.command_line import add_flags, flags_from
 from common.config.merge import load_config
 from common.privacy import Privacy
+from common.wire.free_port import check_free
 from edge_client.process.paths import find_paths
 from forerun.log_format import writing
-from forerun.options import check_free
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetInfo

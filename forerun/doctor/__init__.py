@@ -1,7 +1,7 @@
 """Finds what slows or prevents texts on this device.
 
-device    findings; Python, packages, processor, disk, token file, the API's address, the daemon
+device    findings; packages, processor, token file, the API's address, the daemon
 draft     the draft's file, and a child process that loads it, times it, and writes texts with it
-link      each verifier: name, connection, certificate, answer, round trips
-examine   all checks in order, and the speed-up that the simulator predicts
+link      each verifier: connection, certificate, answer, round trips
+examine   all checks in order, and the speed-up that a formula predicts
 """

@@ -1,26 +1,23 @@
-"""Defines findings, and checks Python, packages, disk, processor and the daemon's own files."""
+"""Defines findings, and checks packages, processor and the daemon's own files."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 import socket
-import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from common.errors import ForerunError, UserError
 from common.llama.library import extra_bufts_are_safe
+from common.wire.free_port import check_free
 from common.wire.grpc_options import host_and_port
 from edge_client.process import run_file as daemon_file
 from edge_client.process.client import client_of
 from edge_client.process.paths import EdgePaths, expand, read_token
 from edge_client.settings import UNIX, ApiSection
 from forerun.cli import version_of
-from forerun.options import check_free
 
-OLDEST_PYTHON = (3, 11)
 PACKAGES = (
     "numpy",
     "grpcio",
@@ -33,9 +30,6 @@ PACKAGES = (
 )
 WORTH_HAVING = ("AVX2", "NEON")
 """Processor features without which llama.cpp computes several times slower."""
-
-GIBIBYTE = 1 << 30
-LITTLE_DISK = GIBIBYTE  # bytes; a log and a journal fit, another draft model may not
 
 
 class Level(Enum):
@@ -81,23 +75,11 @@ def skip(name: str, words: str) -> Finding:
 def check_python() -> Finding:
     """Check the interpreter and the packages."""
     versions = {name: version_of(name) for name in PACKAGES}
-    there = ", ".join(f"{name} {each}" for name, each in versions.items() if each)
-    words = f"{platform.python_version()}; {there}"
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return fail("python", words, "Python 3.11 or newer is needed")
+    words = ", ".join(f"{name} {each}" for name, each in versions.items() if each)
+    words = f"{platform.python_version()}; {words}"
     if missing := [name for name, each in versions.items() if each is None]:
         return fail("python", f"{words}; missing: {', '.join(missing)}", "pip install 'forerun[edge]'")
     return ok("python", words)
-
-
-def check_disk(folder: Path) -> Finding:
-    """Check the free space for state and models; the folder need not exist yet."""
-    there = next(each for each in (folder, *folder.parents) if each.is_dir())
-    free = shutil.disk_usage(there).free
-    words = f"{free / GIBIBYTE:.1f} GiB free at {there}"
-    if free < LITTLE_DISK:
-        return warn("disk", words, "free some space: models and logs need it")
-    return ok("disk", words)
 
 
 def check_processor(system_info: str) -> Finding:

@@ -82,20 +82,16 @@ class DraftReport:
         return float(value) if isinstance(value, int | float) else None
 
 
-def find_file(draft: DraftSection) -> tuple[str, list[Finding]]:
-    """Return the draft's file, or "" if unusable, and findings about its name, content and hash."""
+def find_file(draft: DraftSection) -> tuple[str, Finding]:
+    """Return the draft's file, or "" if its name, content or hash is wrong, and a finding about it."""
     if not draft.model:
         said = "no draft model is configured, and the daemon does not start without one"
-        return "", [fail("draft file", said, "give --draft FILE, or set draft.model")]
+        return "", fail("draft file", said, "give --draft FILE, or set draft.model")
     try:
         path = find_model(draft.model, draft.sha256)
     except ForerunError as error:
-        return "", [fail("draft file", str(error))]
-    unknown = skip("draft hash", "none is configured to compare with (draft.sha256)")
-    return path, [
-        ok("draft file", f"{path}, {Path(path).stat().st_size / 1e6:.1f} MB"),
-        ok("draft hash", "as configured") if draft.sha256 else unknown,
-    ]
+        return "", fail("draft file", str(error))
+    return path, ok("draft file", f"{path}, {Path(path).stat().st_size / 1e6:.1f} MB")
 
 
 def ask_child(asked: ChildQuestion, longest: float = LONGEST) -> DraftReport:

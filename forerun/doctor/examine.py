@@ -12,7 +12,6 @@ from edge_client.settings import EdgeConfig
 from forerun.doctor.device import (
     Finding,
     check_daemon,
-    check_disk,
     check_python,
     check_token,
     fail,
@@ -33,17 +32,14 @@ Progress = Callable[[str], None]
 CONTEXT = 2048  # tokens, where the configuration says auto
 
 
-def examine(
-    config: EdgeConfig, paths: EdgePaths, given: MeasuredPair, progress: Progress
-) -> Iterator[Finding]:
+def examine(config: EdgeConfig, paths: EdgePaths, progress: Progress) -> Iterator[Finding]:
     """Yield every finding as soon as it is known."""
     yield check_python()
-    yield check_disk(paths.state)
     yield check_token(config.api, paths)
     yield check_daemon(config.api, paths)
     pairs = dict[str, MeasuredPair]()
     for name, pair in config.each_pair.items():
-        pairs[name] = yield from _examine_pair(name, pair, paths, given, progress)
+        pairs[name] = yield from _examine_pair(name, pair, progress)
     for name, inputs in pairs.items():
         yield _of(name, check_outlook(inputs))
 
@@ -55,9 +51,7 @@ def _of(pair: str, finding: Finding) -> Finding:
     return replace(finding, name=f"{pair} {finding.name}".strip())
 
 
-def _examine_pair(
-    name: str, config: EdgeConfig, paths: EdgePaths, given: MeasuredPair, progress: Progress
-) -> Findings:
+def _examine_pair(name: str, config: EdgeConfig, progress: Progress) -> Findings:
     """Yield the findings about one pair of a draft model and verifiers; return what they measured."""
     progress("asking the verifiers")
     nearest: LinkFound | None = None
@@ -70,8 +64,8 @@ def _examine_pair(
         if link.rtt is not None and (nearest is None or link.rtt < (nearest.rtt or 0.0)):
             nearest = link
     progress("loading the draft")
-    path, findings = find_file(config.draft)
-    yield from (_of(name, each) for each in findings)
+    path, finding = find_file(config.draft)
+    yield _of(name, finding)
     draft, address = config.draft, nearest.address if nearest is not None else ""
     asked = ChildQuestion(
         path,
@@ -83,7 +77,7 @@ def _examine_pair(
     )
     told = ask_child(asked)
     yield from (_of(name, each) for each in check_child(asked, told))
-    return measured(told, nearest, given)
+    return measured(told, nearest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +93,27 @@ class MeasuredPair:
 
     @property
     def missing(self) -> list[str]:
-        """Return the unknown inputs, each with the option that gives it."""
+        """Return the unknown inputs in words."""
         named = (
-            (self.rtt, "the RTT (--rtt)"),
-            (self.step_time, "the target's step (--step)"),
-            (self.draft_time, "the draft's step (--draft-step)"),
-            (self.acceptance, "how often drafts are right (--acceptance)"),
+            (self.rtt, "the RTT"),
+            (self.step_time, "the target's step"),
+            (self.draft_time, "the draft's step"),
+            (self.acceptance, "how often drafts are right"),
         )
         return [words for value, words in named if value is None]
 
 
-def measured(told: DraftReport, nearest: LinkFound | None, given: MeasuredPair) -> MeasuredPair:
-    """Merge all measured values; values `given` by the user override them."""
+def measured(told: DraftReport, nearest: LinkFound | None) -> MeasuredPair:
+    """Merge all measured values."""
     draft_ms = told.number("steps", "step_ms")
     right, of = told.number("rank", "right"), told.number("rank", "of")
-    inputs = MeasuredPair(
+    return MeasuredPair(
         rtt=nearest.rtt if nearest is not None else None,
         step_time=told.plain["step_ms"] / 1e3 if told.plain is not None and told.plain["step_ms"] else None,
         draft_time=draft_ms / 1e3 if draft_ms is not None else None,
         acceptance=right / of if right is not None and of else None,
         row_share=row_share(nearest.step_times) if nearest is not None else 0.0,
         seen=_speedup(told),
-    )
-    names = ("rtt", "step_time", "draft_time", "acceptance")
-    return replace(
-        inputs, **{name: getattr(given, name) for name in names if getattr(given, name) is not None}
     )
 
 

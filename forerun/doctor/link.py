@@ -1,4 +1,4 @@
-"""Checks each verifier: its name, connection, certificate, answer and round-trip times."""
+"""Checks each verifier: its connection, certificate, answer and round-trip times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> L
         return LinkFound(address, (fail(f"{address}", "it is not of the form HOST:PORT"),))
     host, port = place[0].strip("[]"), place[1]
     findings = list[Finding]()
-    for check in (_name, _connection, partial(_certificate, tls=tls)):
+    for check in (_connection, partial(_certificate, tls=tls)):
         findings.append(check(address, host, port))
         if findings[-1].level is Level.FAIL:
             return LinkFound(address, tuple(findings))
@@ -62,21 +62,14 @@ def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> L
     return replace(asked, findings=(*findings, *asked.findings))
 
 
-def _name(address: str, host: str, port: int) -> Finding:
-    began = time.monotonic()
-    try:
-        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        return fail(f"{address} name", f"{host} cannot be found: {error}", "check the name and this network")
-    places = ", ".join(sorted({str(each[4][0]) for each in resolved}))
-    return ok(f"{address} name", f"{places} in {(time.monotonic() - began) * 1e3:.1f} ms")
-
-
 def _connection(address: str, host: str, port: int) -> Finding:
     began = time.monotonic()
     try:
         with socket.create_connection((host, port), CONNECT_TIMEOUT):
             took = time.monotonic() - began
+    except (socket.gaierror, UnicodeError) as error:
+        words = f"{host} cannot be found: {error}"
+        return fail(f"{address} connection", words, "check the name and this network")
     except OSError as error:
         return fail(
             f"{address} connection",
@@ -128,7 +121,6 @@ async def _ask(address: str, tls: TlsSettings | None, probes: int) -> LinkFound:
     findings = (
         ok(f"{address} gRPC", ", ".join(filter(None, said))),
         *_longest(address, described),
-        *_repeats(address, described),
         _load(address, described),
         round_trips(address, times, lost),
     )
@@ -175,15 +167,6 @@ def _longest(address: str, described: Description) -> list[Finding]:
         f"model's {described.max_positions} positions"
     )
     return [warn(f"{address} length", words, "start `forerun verify` with more --slots for longer texts")]
-
-
-def _repeats(address: str, described: Description) -> list[Finding]:
-    """Say whether equal requests get equal texts."""
-    if described.repeats is None:
-        return []
-    same = "the same seed gives the same text, bit for bit, whatever other sessions do"
-    ties = "the same seed may give another text where two tokens are equal up to rounding"
-    return [ok(f"{address} repeats", same if described.repeats else f"{ties} (docs/determinism.md)")]
 
 
 def _load(address: str, described: Description) -> Finding:

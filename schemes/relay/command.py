@@ -15,10 +15,10 @@ from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.privacy import LEVELS, Privacy
+from common.wire.free_port import check_free
 from common.wire.grpc_options import host_and_port, is_loopback
 from edge_client.network.addresses import parse_address
 from edge_client.process.paths import find_paths
-from forerun.options import DraftOptions, JsonOption, check_free
 
 if TYPE_CHECKING:
     from edge_client.network.client_tls import TlsSettings
@@ -60,7 +60,7 @@ class TlsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelayOptions(TlsOptions, JsonOption, DraftOptions):
+class RelayOptions(TlsOptions):
     """Declares the verifier behind, the middle model, and the port for edges."""
 
     verifier: str = setting(REQUIRED, "address of `forerun verify`, or of another relay", "HOST:PORT")
@@ -86,6 +86,23 @@ class RelayOptions(TlsOptions, JsonOption, DraftOptions):
         "texts that the middle model drafts at once; further ones pass without it",
         "N",
     )
+    threads: int = setting(0, "threads of the middle model; 0: all but one", "N", low=0)
+    gpu_layers: int | None = setting(
+        None,
+        "layers of the middle model on an accelerator; auto: all, if llama.cpp was built for one; -1: all",
+        "N",
+        unset="auto",
+        low=-1,
+    )
+    context: int | None = setting(
+        None,
+        "KV memory of the middle model, in tokens over all texts together; auto: the longest text of both "
+        "models, in at most a quarter of the free memory",
+        "N",
+        unset="auto",
+        low=1,
+    )
+    json: bool = setting(False, "print JSON instead of text")
 
 
 def add_parser(commands: Any) -> None:
@@ -105,11 +122,18 @@ def _run(options: RelayOptions) -> int:
 
 async def _serve(options: RelayOptions) -> None:
     from cloud_verifier.identity.server_tls import ServerTls
+    from common.llama.library import offloaded_layers
+    from common.llama.model import LlamaSettings
     from edge_client.draft.draft_models import DraftModels
     from edge_client.network.channel import VerifierChannel
     from schemes.relay.service import RelayServer, RelayService, RelaySettings
 
-    llama = options.llama(options.model)
+    llama = LlamaSettings(
+        options.model,
+        n_ctx=options.context or 0,  # chosen when the model is loaded
+        threads=options.threads,
+        gpu_layers=offloaded_layers(options.gpu_layers),
+    )
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)

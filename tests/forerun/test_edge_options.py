@@ -11,7 +11,7 @@ from common.errors import UserError
 from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import load_config
 from forerun.cli import build_parser
-from forerun.commands.relay import RelayOptions
+from schemes.relay.command import RelayOptions
 from tests.cloud_verifier.configured import configured
 
 pytestmark = pytest.mark.grpc

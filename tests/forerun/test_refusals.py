@@ -42,13 +42,9 @@ demo --num-prompts 99
 {RECORD} --temperature -1
 {RECORD} --prompt x --prompts y
 {RECORD} --prompts none.json
-doctor --acceptance 2
-doctor --rtt -1
-doctor --draft-step nan
 top --interval 0
 top --interval nan
 top --interval inf
-top --once --sort tenant
 {DEV} --days 400
 {DEV} --days 0
 {DEV} --tenant a/b

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,16 @@ from typing import Any
 import pytest
 
 from common.errors import CapacityError, UserError
-from edge_client.core.policies import offered
 from forerun.cli import main
-from forerun.commands import simulate
 from simulator.canvas import AXIS_WORDS, SPARE, styles
 from simulator.plots import (
     plot_capacity,
     plot_pace,
     plot_speedup,
 )
-from simulator.schemes import CLAIRVOYANT, COLOCATED, FORERUN, SERVER_STREAMING
+from simulator.schemes import COLOCATED, FORERUN, SERVER_STREAMING
 from simulator.sweep import AXES, FIGURES
 from simulator.tables import Row
-from simulator.world import World
 from tests import wording
 
 pytestmark = pytest.mark.slow
@@ -154,17 +150,3 @@ def test_the_command_draws_every_kind(tmp_path: Path, capsys: pytest.CaptureFixt
         capsys.readouterr()
         assert main(["simulate", "plot", folder, "--at", away, "--out", "x.png"]) == 2
         wording.keep(capsys.readouterr().err)
-
-
-def test_one_command_compares_all_published_schemes_over_the_round_trip(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(simulate, "COMPARED_RTTS", (0.0, 60.0))
-    monkeypatch.setattr(simulate, "COMPARED_WORLD", World(tokens=8))
-    monkeypatch.setattr(simulate, "COMPARED_SEEDS", 1)
-    assert main(["simulate", "compare", "--out", str(tmp_path), "--workers", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["rtt_ms"] == [0.0, 60.0]
-    assert {*offered(), FORERUN, CLAIRVOYANT} < set(told["ms_per_token"])
-    assert all(len(line) == 2 for line in told["ms_per_token"].values())
-    assert (tmp_path / simulate.PICTURE).stat().st_size > 0

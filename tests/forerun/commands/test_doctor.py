@@ -1,4 +1,4 @@
-"""`forerun doctor` on a device without a verifier, and with options that make no sense."""
+"""`forerun doctor` on a device without a verifier."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ def nobody() -> str:
 
 def test_a_verifier_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     address = nobody()
-    known = ("--rtt", "20", "--step", "30", "--draft-step", "5", "--acceptance", "0.8")
-    assert main(["doctor", "--verifier", address, *known, "--json"]) == 1
+    assert main(["doctor", "--verifier", address, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     levels = {each["name"]: each["level"] for each in found["findings"]}
     assert found["ok"] is False
     assert levels[f"{address} connection"] == "fail"
     assert levels["draft file"] == "fail"
-    assert levels["outlook"] == "ok"
+    assert levels["outlook"] == "skip"
 
 
 def test_without_options_it_looks_at_the_running_daemons_settings(
@@ -46,10 +45,9 @@ def test_without_options_it_looks_at_the_running_daemons_settings(
     options = build_parser("edge").parse_args(["edge", "--verifier", address, "--draft", "nowhere.gguf"])
     record = this_process(started_at=0.0, listen=nobody(), version="1.2.3", flags=given_flags(options))
     daemon_file.write(tmp_path / "forerun" / "edge.pid", record)
-    known = ("--rtt", "20", "--step", "30", "--draft-step", "5", "--acceptance", "0.8", "--json")
     names = list[set[str]]()
     for words in ((), ("--verifier", other)):
-        assert main(["doctor", *words, *known]) == 1
+        assert main(["doctor", *words, "--json"]) == 1
         names.append({each["name"] for each in json.loads(capsys.readouterr().out)["findings"]})
     assert f"{address} connection" in names[0]
     assert f"{other} connection" in names[1]

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.telemetry.http_server import HttpServer
+from edge_client.process.client import LocalClient
 from forerun.cli import main
 from tests import wording
 from tests.cloud_verifier.telemetry.desk import ask, begin, make
+from tests.edge_client.api.served import TOKEN
 from tests.forerun import beside
 from tests.support.tiny import running
 
@@ -80,23 +82,25 @@ async def test_an_answer_of_another_form_is_a_sentence(told: str, capsys: pytest
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.api
-async def test_a_daemon_is_shown_once(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with beside.daemon(state):
-        assert await beside.command("top", "--once") == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert await beside.command("top", "--once", "--json") == 0
-        document = json.loads(capsys.readouterr().out)
-    assert lines[:3] == ["mode: ahead", "texts: 0 under way, 0 waiting", ""]
-    assert lines[3].startswith("ID")
-    assert document == {"status": {"mode": "ahead"}, "texts": [], "waiting": 0}
+BODY = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True, "user": "me"}
 
 
 @pytest.mark.api
-async def test_without_a_daemon_or_with_the_sorts_of_a_verifier(
+async def test_a_daemons_texts_are_shown_while_they_are_written(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await beside.command("top", "--once") == 1
     assert "no edge daemon is running" in capsys.readouterr().err
-    assert await beside.command("top", "--once", "--sort", "tenant") == 2
-    assert "--sort tenant belongs to --http" in capsys.readouterr().err
+    async with beside.daemon(state, step_time=0.2) as served:
+        assert await beside.command("top", "--once", "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document == {"status": {"mode": "ahead"}, "texts": [], "waiting": 0}
+        events = LocalClient(served.address, TOKEN).events("/v1/completions", BODY)
+        await asyncio.to_thread(next, events)
+        (name,) = served.world.texts.live
+        assert await beside.command("top", "--once") == 0
+        mode, count, _, titles, line = capsys.readouterr().out.splitlines()
+        await asyncio.to_thread(events.close)  # type: ignore[attr-defined]  # a generator
+    assert (mode, count) == ("mode: ahead", "texts: 1 under way, 0 waiting")
+    assert titles.startswith("ID")
+    assert line.split()[:3] == [name[:27] + "…" if len(name) > 28 else name, "me", "ahead"]

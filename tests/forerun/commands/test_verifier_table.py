@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from forerun.commands.verifier_table import SORTS, as_json, figures, paces, table
+from forerun.commands.verifier_table import as_json, figures, paces, table
 
 NUMBERS = (
     *("prompt_tokens", "resumed_tokens", "max_tokens", "cached_tokens", "committed", "accepted", "steps"),
@@ -98,12 +96,3 @@ def test_json_has_everything() -> None:
     first = document["sessions"][0]
     assert (first["stream"], first["mode"], first["tokens_per_s"]) == (3, "decode", 40.0)
     assert first["session_id"] == "alpha"
-
-
-@pytest.mark.parametrize(
-    ("sort", "streams"),
-    [("pace", "3 4 9"), ("age", "3 4 9"), ("slots", "3 4 9"), ("text", "3 4 9"), ("tenant", "4 9 3")],
-)
-def test_a_table_is_sorted_as_asked(sort: str, streams: str) -> None:
-    assert " ".join(line.split()[0] for line in table(LATER, FIRST, sort=sort)[5:]) == streams
-    assert sort in SORTS

@@ -1,4 +1,4 @@
-"""This device's checks: packages, room, processor, token, address, and a daemon that is silent."""
+"""This device's checks: packages, processor, token, address, and a daemon that is silent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection
-from forerun.doctor.device import Level, check_daemon, check_disk, check_processor, check_python, check_token
+from forerun.doctor.device import Level, check_daemon, check_processor, check_python, check_token
 from tests.support.small_server import Handler, serving
 
 
@@ -21,12 +21,6 @@ def test_this_interpreter_will_do() -> None:
     found = check_python()
     assert found.level is Level.OK
     assert "llama-cpp-python" in found.words
-
-
-def test_room_is_measured_where_the_folder_will_be(tmp_path: Path) -> None:
-    found = check_disk(tmp_path / "not" / "there" / "yet")
-    assert f"GiB free at {tmp_path}" in found.words
-    assert found.level in (Level.OK, Level.WARN)
 
 
 @pytest.mark.parametrize(

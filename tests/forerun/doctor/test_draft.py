@@ -21,21 +21,20 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("draft") / "tiny.gguf")
 
 
-def levels(path: Path | str, sha256: str = "") -> dict[str, Level]:
-    _, findings = find_file(DraftSection(model=str(path), sha256=sha256))
-    return {each.name: each.level for each in findings}
+def level(path: Path | str, sha256: str = "") -> Level:
+    return find_file(DraftSection(model=str(path), sha256=sha256))[1].level
 
 
 def test_a_file_is_there_is_gguf_and_hashes_as_it_should(tmp_path: Path) -> None:
-    assert levels("") == {"draft file": Level.FAIL}
-    assert levels(tmp_path / "none") == {"draft file": Level.FAIL}
+    assert level("") is Level.FAIL
+    assert level(tmp_path / "none") is Level.FAIL
     path = tmp_path / "draft.gguf"
     path.write_bytes(b"no model")
-    assert levels(path) == {"draft file": Level.FAIL}
+    assert level(path) is Level.FAIL
     path.write_bytes(b"GGUF and some more of them")
-    assert levels(path) == {"draft file": Level.OK, "draft hash": Level.SKIP}
-    assert levels(path, hash_of(path).upper())["draft hash"] is Level.OK
-    assert levels(path, "0" * 64) == {"draft file": Level.FAIL}
+    assert level(path) is Level.OK
+    assert level(path, hash_of(path).upper()) is Level.OK
+    assert level(path, "0" * 64) is Level.FAIL
     assert find_file(DraftSection(model=str(path), sha256="0" * 64))[0] == "", "it is not loaded"
 
 
