@@ -15,8 +15,6 @@ follow are the libraries' own, so the noise itself agrees to the last bit or two
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +22,6 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 Bits = NDArray[np.uint64]
 FloatArray = NDArray[np.float64]
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 MASK_64 = 2**64 - 1
 GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: the step between a stream's counters
@@ -74,12 +71,6 @@ def noise_keys(seeds: Bits | int, positions: IntArray) -> Bits:
     return _mix(np.add(streams, _counter(positions)))
 
 
-def noise_bits(seed: int, position: int, tokens: IntArray) -> Bits:
-    """Return 64 noise bits of each token id of `tokens` (any shape) at one position."""
-    key = np.uint64(noise_key(seed, position))
-    return _in_blocks(lambda block: bits_under(key, block), tokens)
-
-
 def bits_under(keys: Bits | np.uint64, tokens: IntArray) -> Bits:
     """Return 64 noise bits of token ids under keys of `noise_keys`; both broadcast together."""
     return _mix(np.add(keys, _counter(tokens)))  # `+` warns if both are 0-d and wrap
@@ -94,8 +85,15 @@ def gumbel(seed: int, position: int, tokens: IntArray) -> FloatArray:
 
 
 def gumbel_under(key: int, tokens: IntArray) -> FloatArray:
-    """Return `gumbel` under a key of `noise_key`."""
-    return _in_blocks(lambda block: gumbel_of_bits(bits_under(np.uint64(key), block)), tokens)
+    """Return `gumbel` under a key of `noise_key`, a block at a time: twice as fast on a whole vocabulary, for
+    a block stays in the cache."""
+    stream = np.uint64(key)
+    if tokens.size <= BLOCK:
+        return gumbel_of_bits(bits_under(stream, tokens))
+    flat, noise = tokens.reshape(-1), np.empty(tokens.size)
+    for at in range(0, tokens.size, BLOCK):
+        noise[at : at + BLOCK] = gumbel_of_bits(bits_under(stream, flat[at : at + BLOCK]))
+    return noise.reshape(tokens.shape)
 
 
 def gumbel_of_bits(bits: Bits) -> FloatArray:
@@ -116,19 +114,6 @@ def least_bits(noise: float) -> int:
     slack = 2.0**-40 * (1.0 - uniform) + 2.0**-UNIFORM_BITS * 4  # rounding of the two exponentials
     cells = int((uniform - slack) * 2.0**UNIFORM_BITS)
     return max(0, cells) << (64 - UNIFORM_BITS)
-
-
-def _in_blocks(work: Callable[[IntArray], NDArray[Scalar]], tokens: IntArray) -> NDArray[Scalar]:
-    """`work(tokens)`, a block at a time: twice as fast on a whole vocabulary, for it stays in the cache."""
-    if tokens.size <= BLOCK:
-        return work(tokens)
-    flat = tokens.reshape(-1)
-    first = work(flat[:BLOCK])
-    result = np.empty(flat.size, first.dtype)
-    result[:BLOCK] = first
-    for at in range(BLOCK, flat.size, BLOCK):
-        result[at : at + BLOCK] = work(flat[at : at + BLOCK])
-    return result.reshape(tokens.shape)
 
 
 def _counter(numbers: IntArray) -> Bits:

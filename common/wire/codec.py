@@ -11,8 +11,9 @@ docs/protocol.md): it raises `PeerError` with field, value and range, or `UserEr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import accumulate
-from typing import assert_never
+from typing import Any, assert_never
 
 from common.acceptance import COUPLED, PARAMETERS, Acceptance, AcceptanceRule, Draft
 from common.errors import PeerError, UserError
@@ -81,21 +82,10 @@ def encode_response(message: ServerMessage) -> pb.SessionResponse:
 
 def encode_sampling(sampling: SamplingParams) -> pb.Sampling:
     """Encode sampling parameters; those at their default are absent."""
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=_unless(sampling.top_p, _DEFAULTS.top_p),
-        min_p=sampling.min_p,
-        repetition_penalty=_unless(sampling.repetition_penalty, _DEFAULTS.repetition_penalty),
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=[pb.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias],
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        max_tokens=None if sampling.max_tokens == _DEFAULTS.max_tokens else sampling.max_tokens,
-        seed=sampling.seed,
-        grammar=sampling.grammar,
-    )
+    values = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    changed = {name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}
+    changed["logit_bias"] = [pb.LogitBias(token=token, bias=bias) for token, bias in sampling.logit_bias]
+    return pb.Sampling(**changed)
 
 
 def encode_rule(rule: AcceptanceRule) -> str:
@@ -202,10 +192,6 @@ def _encode_level(privacy: Privacy | None) -> str | None:
     return None if privacy is None else pb.Privacy.Name(privacy.value)
 
 
-def _unless(value: float, default: float) -> float | None:
-    return None if value == default else value
-
-
 # Decoding ---------------------------------------------------------------------------------------------------
 
 
@@ -247,25 +233,10 @@ def decode_sampling(message: pb.Sampling) -> SamplingParams:
     """Decode sampling parameters, absent ones at their default. Raises `UserError`."""
     _few("logit_bias", len(message.logit_bias), MAX_LOGIT_BIAS_ENTRIES)
     _few("stop_token_ids", len(message.stop_token_ids), MAX_STOP_TOKENS)
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else _DEFAULTS.top_p,
-        min_p=message.min_p,
-        repetition_penalty=(
-            message.repetition_penalty
-            if message.HasField("repetition_penalty")
-            else _DEFAULTS.repetition_penalty
-        ),
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logit_bias=tuple((entry.token, entry.bias) for entry in message.logit_bias),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        max_tokens=message.max_tokens if message.HasField("max_tokens") else _DEFAULTS.max_tokens,
-        seed=message.seed,
-        grammar=message.grammar,
-    )
+    given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    given["logit_bias"] = tuple((entry.token, entry.bias) for entry in message.logit_bias)
+    given["stop_token_ids"] = tuple(message.stop_token_ids)
+    return SamplingParams(**given)
 
 
 def decode_rule(number: int) -> AcceptanceRule | None:

@@ -55,15 +55,6 @@ class Description:
     step_times: tuple[tuple[int, int], ...] = ()  # rows, rising, and us of such a step; empty: not measured
 
 
-def encode_describe_request(
-    include_vocabulary: bool = False, include_chat_template: bool = False
-) -> pb.DescribeRequest:
-    """Ask for a description, optionally with token table and chat template."""
-    return pb.DescribeRequest(
-        include_vocabulary=include_vocabulary, include_chat_template=include_chat_template
-    )
-
-
 def encode_description(description: Description) -> pb.DescribeResponse:
     """Encode the verifier's answer."""
     table, longest_text = description.vocabulary, description.max_text_tokens

@@ -21,7 +21,7 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.vocabulary import Vocabulary, explain_mismatch
 from common.wire.codec import decode_response, encode_request, is_idle
-from common.wire.describe import Description, decode_description, encode_describe_request
+from common.wire.describe import Description, decode_description
 from common.wire.grpc_options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
 from common.wire.padding import down_grain, pad, pad_open, up_grain
 from common.wire.status import to_error
@@ -123,7 +123,7 @@ class VerifierConnection:
     async def answers(self, patience: float) -> bool:
         """Tell whether the verifier answers within `patience` seconds. Its engine is not involved."""
         try:
-            await self.stub.Describe(encode_describe_request(), timeout=patience, metadata=self.metadata())
+            await self.stub.Describe(pb.DescribeRequest(), timeout=patience, metadata=self.metadata())
         except grpc.aio.AioRpcError as error:
             return error.code() not in NO_ANSWER
         except asyncio.CancelledError:
@@ -309,7 +309,9 @@ class VerifierChannel:
         patience: float = DESCRIBE_TIMEOUT,
     ) -> Description:
         """Ask what the verifier serves. Raises `UnavailableError` if it cannot be reached."""
-        request = encode_describe_request(include_vocabulary, include_chat_template)
+        request = pb.DescribeRequest(
+            include_vocabulary=include_vocabulary, include_chat_template=include_chat_template
+        )
         return decode_description(await self.ask(request, patience=patience))
 
     async def ask(

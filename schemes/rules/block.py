@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import BLOCK, Chances
+from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import TokenArray, left_over, residual, sample
 
 
@@ -69,7 +70,7 @@ def _chain(rows: RuleRows, row: int) -> Chain:
         if offer.draft is None or not offer.tokens:
             break
         token = offer.tokens[0]
-        tokens, shares = offer.draft.after(())
+        tokens, shares = remaining(offer.draft)
         likely = float(shares[tokens.searchsorted(token)])
         chain.tokens.append(token)
         chain.drafts.append((tokens, shares))

@@ -13,7 +13,7 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from common.acceptance import TOTAL, Draft, draw, quantised
+from common.acceptance import TOTAL, Draft
 from common.chances import Chances
 from common.errors import LocalError
 from common.estimators import RatioEstimator
@@ -21,6 +21,7 @@ from common.messages import MAX_NODES
 from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import CoupledRule, RuleFacts
 from edge_client.core.effects import Expansion
+from schemes.rules.drafts import draw, quantised
 
 MOST_DRAWN = 4
 """The most children of a node: the default of the widest policy."""

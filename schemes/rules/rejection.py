@@ -18,6 +18,7 @@ import numpy as np
 from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule
 from common.chances import ACCEPT, Chances
+from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import TokenArray, residual, row_by_row, sample
 
 
@@ -30,9 +31,9 @@ def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[in
         law, offer, place = rows.law(row), rows.offer(row), rows.position(row)
         if offer.draft is not None:
             if rows.acceptance.rule is AcceptanceRule.CONTRASTIVE:
-                law = _contrasted(law, *offer.draft.after(()), rows.acceptance)
+                law = _contrasted(law, *remaining(offer.draft), rows.acceptance)
             for turn, token in enumerate(offer.tokens[:most]):
-                tokens, shares = offer.draft.after(offer.tokens[:turn])
+                tokens, shares = remaining(offer.draft, offer.tokens[:turn])
                 likely = float(shares[tokens.searchsorted(token)])
                 if chances.below((ACCEPT, place, turn), float(law[token]) / (lenience * likely)):
                     return token

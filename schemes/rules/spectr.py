@@ -17,6 +17,7 @@ import numpy as np
 
 from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import ACCEPT, Chances
+from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import residual, row_by_row, sample
 
 
@@ -25,7 +26,7 @@ def spectr(rows: RuleRows, chances: Chances) -> dict[int, int]:
         law, offer, place = rows.law(row), rows.offer(row), rows.position(row)
         if offer.draft is None:
             return sample(rows, row, law, chances)
-        tokens, shares = offer.draft.after(())
+        tokens, shares = remaining(offer.draft)
         passed = np.minimum(shares, law[tokens] / _discount(law[tokens], shares, len(offer.tokens)))
         for turn, token in enumerate(offer.tokens):
             index = tokens.searchsorted(token)
@@ -72,7 +73,7 @@ def spectr_ot(rows: RuleRows, chances: Chances) -> dict[int, int]:
         if offer.draft is None:
             return sample(rows, row, law, chances)
         count = len(offer.tokens)
-        tokens, shares = offer.draft.after(())
+        tokens, shares = remaining(offer.draft)
         parts = _parts(shares, _selection(law[tokens], shares, count), count)
         highest, selected = -1.0, 0
         for turn, token in enumerate(offer.tokens):

@@ -11,6 +11,7 @@ from common.acceptance import (
     PARAMETERS,
     Acceptance,
     AcceptanceRule,
+    Draft,
     make_acceptance,
 )
 from common.errors import UserError
@@ -89,3 +90,19 @@ def test_drafts_are_drawn_where_there_is_chance_and_a_rule_that_asks_for_it() ->
     assert [rule for rule in AcceptanceRule if Acceptance(rule).draws(greedy=False)] == list(DRAWN)
     assert not any(Acceptance(rule).draws(greedy=True) for rule in AcceptanceRule)
     assert set(LOSSLESS) - set(DRAWN) == {AcceptanceRule.COUPLED}
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        Draft((1, 2), (256,)),
+        Draft((), ()),
+        Draft(tuple(range(65)), (1,) * 65),
+        Draft((2, 1), (100, 156)),
+        Draft((1, 1), (100, 156)),
+        Draft((1, 2), (0, 256)),
+        Draft((1, 2), (100, 100)),
+    ],
+)
+def test_a_bad_draft_is_explained(draft: Draft) -> None:
+    wording.keep(draft.problem() or "")

@@ -89,13 +89,6 @@ def test_many_small_samples_are_one_large_one() -> None:
     assert small.weight == pytest.approx(large.weight, rel=1e-12)
 
 
-def test_ratios_refuse_nonsense() -> None:
-    with pytest.raises(LocalError):
-        RatioEstimator(0.5, prior_weight=0)
-    with wording.raises(LocalError):
-        RatioEstimator(0.5).add(1, -1)
-
-
 def test_times_learn_a_line() -> None:
     times = LinearTimeEstimator()
     for step in range(200):
@@ -113,23 +106,6 @@ def test_with_one_width_the_slope_stays_and_the_level_is_learnt() -> None:
     assert times.per_row == pytest.approx(0.0003)
 
 
-def test_a_learnt_slope_outlives_a_phase_of_one_width() -> None:
-    times = LinearTimeEstimator(0.005, 0.0, half_life=10)
-    for step in range(100):
-        times.sample(1 + step % 9, 0.010 + 0.002 * (1 + step % 9))
-    for _ in range(1000):
-        times.sample(4, 0.018)
-    assert times.predict(8) == pytest.approx(0.026, rel=0.01)
-
-
-def test_times_follow_a_change() -> None:
-    times = LinearTimeEstimator(0.010, 0.001, half_life=10)
-    for step in range(400):
-        scale = 1 if step < 200 else 3
-        times.sample(step % 5, scale * (0.010 + 0.001 * (step % 5)))
-    assert times.predict(2) == pytest.approx(0.036, rel=0.01)
-
-
 @given(st.lists(st.tuples(st.integers(0, 300), st.floats(0, 2)), max_size=40), st.integers(0, 600))
 def test_predictions_are_never_negative_and_never_fall_with_width(
     samples: list[tuple[int, float]], width: int
@@ -138,12 +114,6 @@ def test_predictions_are_never_negative_and_never_fall_with_width(
     for rows, duration in samples:
         times.sample(rows, duration)
     assert -1e-12 <= times.predict(width) <= times.predict(width + 1) < math.inf
-
-
-def test_times_refuse_nonsense() -> None:
-    for width, duration in ((-1, 0.1), (1, -0.1), (1, math.nan)):
-        with pytest.raises(LocalError):
-            LinearTimeEstimator().sample(width, duration)
 
 
 Q8_0 = {1: 0.023, 2: 0.085, 3: 0.106, 4: 0.124, 8: 0.135}
@@ -193,6 +163,3 @@ def test_tables_refuse_nonsense() -> None:
     for shape in ({}, {0: 0.1}, {1: 0.0}, {1: math.nan}):
         with pytest.raises(LocalError):
             WidthTimes(shape)
-    for width, duration in ((-1, 0.1), (1, -0.1), (1, math.nan)):
-        with pytest.raises(LocalError):
-            WidthTimes(Q8_0).sample(width, duration)

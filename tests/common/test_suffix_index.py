@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,6 @@ from common.suffix_index import (
     FIRST,
     GAP,
     NO_MATCH,
-    START,
     GrowingIndex,
     SuffixIndex,
     sort_places,
@@ -96,13 +94,6 @@ def test_a_look_up_equals_a_naive_search(at_once: int, monkeypatch: pytest.Monke
     check(at_once, 3_400)
 
 
-@pytest.mark.soak
-def test_a_million_look_ups_equal_a_naive_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(100):
-        monkeypatch.setattr(common.suffix_index, "SORTED_AT_ONCE", (1, 12, 10**6)[seed % 3])
-        check(1000 + seed, 10_000)
-
-
 def test_an_index_without_a_match_returns_none() -> None:
     assert GrowingIndex().find((1, 2)) == NO_MATCH
     assert GrowingIndex((1, 2, 3)).find(()) == NO_MATCH
@@ -163,33 +154,3 @@ def test_a_copy_is_the_same_and_grows_apart() -> None:
         assert copy.find((2, 3)).num_places > first.find((2, 3)).num_places
         assert first.snapshot() == (text, order)
         assert len(GrowingIndex.copy_of(source, capacity=100)) == 100, "the newest"
-
-
-def test_sorting_and_inserting_give_the_same_order() -> None:
-    tokens = random.Random(3).choices(range(2), k=2_000)
-    one, other = GrowingIndex(), GrowingIndex(tokens)
-    for token in tokens:
-        one.append(token)
-    assert one._order == other._order
-
-
-@pytest.mark.soak
-def test_ten_million_tokens_are_searched_in_microseconds() -> None:
-    """Texts whose tokens repeat as in source code: pieces of earlier text and rare words between them."""
-    draw = np.random.default_rng(1)
-    pieces = [draw.zipf(1.3, 5_000) % 50_000 for _ in range(40)]
-    tokens = np.concatenate([np.r_[pieces[n % 40][at : at + 400], n % 50_000] for n, at in _cuts()])
-    text = START + tokens[: 10**7].astype(np.int32).tobytes()
-    order = sort_places(text, np.arange(FIRST, FIRST + 10**7))
-    index = SuffixIndex(text, order.data)
-    ends = [int(at) for at in draw.integers(100, 10**7, 5_000)]
-    tails = [[*tokens[at - 32 : at].tolist()[: 32 - at % 8], *range(at % 8)] for at in ends]
-    began = time.process_time()
-    for tail in tails:
-        index.find(tail)
-    assert (time.process_time() - began) / len(tails) < 50e-6
-
-
-def _cuts() -> list[tuple[int, int]]:
-    draw = random.Random(2)
-    return [(draw.randrange(50_000), draw.randrange(4_600)) for _ in range(25_000)]

@@ -26,7 +26,7 @@ from common.chances import Chances
 from common.choice import choose, process_logits, rank
 from common.errors import PeerError, UserError
 from common.messages import Open
-from common.noise import gumbel, noise_bits
+from common.noise import bits_under, gumbel, noise_key
 from common.sampling import SamplingParams
 from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionDrafter
 
@@ -48,7 +48,7 @@ def tiny_logits(salt: int, context: Sequence[int], memory: int = 3) -> FloatArra
     key = 0
     for token in context[-memory:]:
         key = key * 31 + token + 1
-    bits = noise_bits(salt, key, np.arange(VOCAB, dtype=np.int64))
+    bits = bits_under(np.uint64(noise_key(salt, key)), np.arange(VOCAB, dtype=np.int64))
     return ((bits >> np.uint64(40)).astype(np.float64) / 2.0**24 * 6.0).astype(np.float32)
 
 

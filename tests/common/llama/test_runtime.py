@@ -125,16 +125,6 @@ def test_builds_with_amx_load_without_extra_buffers(
     assert [params.use_extra_bufts for params in loadings] == [uses]
 
 
-def test_a_quantised_batch_survives(tmp_path: Path) -> None:
-    """The AMX defect killed the process in any quantised decode of more than one token."""
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
-    with load(write_tiny_gguf(tmp_path / "q8.gguf", TinyShape(quantised=True))) as runtime:
-        runtime.batch.fill([1, 2, 3], [0, 1, 2], [0, 0, 0], [False, False, True])
-        assert runtime.decode() == 0
-        assert runtime.logits(1).shape == (1, NUM_VOCAB)
-
-
 def test_llama_cpps_log_is_ours_and_nothing_comes_to_the_terminal(
     model: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

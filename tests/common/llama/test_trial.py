@@ -78,16 +78,6 @@ def test_a_file_is_tried_again_if_it_has_changed_or_other_kernels_compute_it(
     assert [trial[:2] for trial in children] == [(0, False), (0, False), (1, False), (0, True)]
 
 
-def test_a_file_that_is_cut_off_does_not_pass(file: Path, children: list[Trial]) -> None:
-    whole = file.read_bytes()
-    for length, costs in ((0, 0), (20, 0), (24, 1), (len(whole) // 2, 1), (len(whole) - 100, 1)):
-        children.clear()
-        file.write_bytes(whole[:length])
-        with pytest.raises(UserError):
-            ModelTrials().ensure(LlamaSettings(str(file)), weights=True)
-        assert len(children) == costs, f"{length} bytes: only magic and size are read without a process"
-
-
 def test_a_file_that_llama_cpp_dies_of_gives_a_sentence(model: Path, file: Path, tmp_path: Path) -> None:
     file.write_bytes(deadly(model))
     record = tmp_path / "tried.json"
@@ -114,12 +104,12 @@ def test_a_child_that_hangs_is_ended(file: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"/a": 3}', "{" * 100, "\0" * (1 << 18)])
 def test_a_record_that_cannot_be_read_is_nothing(
-    file: Path, tmp_path: Path, children: list[Trial], content: str
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
+    monkeypatch.setattr(load_trial, "_try", lambda settings, weights, patience: None)
     record = tmp_path / "tried.json"
     record.write_text(content)
     ModelTrials(record).ensure(LlamaSettings(str(file)), weights=False)
-    assert len(children) == 1
     assert str(file) in json.loads(record.read_text())
 
 

@@ -17,7 +17,6 @@ from common.wire.describe import (
     Description,
     VerifierLoad,
     decode_description,
-    encode_describe_request,
     encode_description,
 )
 
@@ -88,13 +87,6 @@ def test_descriptions_come_back_as_they_were(description: Description) -> None:
 def test_padding_differs_from_a_token_that_is_the_empty_string() -> None:
     decoded = decode_description(answer(**table([b"", b""], [1])))
     assert decoded.vocabulary == (b"", None)
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_table_and_template_are_asked_for(asked: bool) -> None:
-    assert encode_describe_request(asked).include_vocabulary is asked
-    request = encode_describe_request(include_chat_template=asked)
-    assert (request.include_vocabulary, request.include_chat_template) == (False, asked)
 
 
 def test_a_verifier_that_names_no_rule_has_the_coupled_one_and_unknown_ones_are_left_out() -> None:

@@ -17,7 +17,7 @@ from common.errors import (
     UnavailableError,
     UserError,
 )
-from common.wire.grpc_options import channel_options, server_options, session_bytes
+from common.wire.grpc_options import channel_options, server_options
 from common.wire.status import (
     DETAIL_KEY,
     MAX_MESSAGE_CHARS,
@@ -118,22 +118,3 @@ def test_the_server_puts_up_with_the_clients_pings() -> None:
     assert server[interval] < client["grpc.keepalive_time_ms"]
     for key in ("grpc.keepalive_permit_without_calls", "grpc.http2.max_pings_without_data"):
         assert client[key] == server[key]
-
-
-def test_both_sides_allow_the_same_message_sizes() -> None:
-    server = dict(server_options(message_bytes=session_bytes(10_000_000)))
-    client, receive, send = (
-        dict(channel_options()),
-        "grpc.max_receive_message_length",
-        "grpc.max_send_message_length",
-    )
-    assert (client[receive], server[receive]) == (server[send], client[send])
-    algorithms = "grpc.compression_enabled_algorithms_bitset"
-    assert client[algorithms] == server[algorithms] == 1, (
-        "compressed messages cost the receiver more than they have"
-    )
-
-
-def test_a_port_is_shared_only_if_asked() -> None:
-    assert dict(server_options())["grpc.so_reuseport"] == 0
-    assert dict(server_options(reuse_port=True))["grpc.so_reuseport"] == 1

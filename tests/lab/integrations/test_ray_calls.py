@@ -21,7 +21,6 @@ from common.messages import Close, Open
 from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.codec import decode_response, encode_request, is_idle
-from common.wire.describe import encode_describe_request
 from common.wire.status import DETAIL_KEY
 from forerun_ray.proxied_calls import RayFace, never_silent, nothing
 from tests.support.tiny import EOS, TABLE, VOCABULARY
@@ -100,7 +99,7 @@ async def test_an_unknown_caller_gets_a_status_beside_an_empty_answer(method: st
         if method == "Session":
             assert await texts(served.Session(requests([GOOD]), context)) == []
         else:
-            answer = await served.Describe(encode_describe_request(), context)
+            answer = await served.Describe(pb.DescribeRequest(), context)
             assert answer == pb.DescribeResponse()
     assert context.code is grpc.StatusCode.UNAUTHENTICATED
     assert context.details.startswith("the client certificate names no tenant")

@@ -25,7 +25,7 @@ from cloud_verifier.core.engine_protocol import (
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.rules import decide
 from cloud_verifier.core.scheduler import VerifyScheduler
-from common.acceptance import Acceptance, AcceptanceRule, Draft, draw, quantised
+from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.chances import Chances
 from common.choice import process_logits
 from common.errors import LocalError
@@ -34,6 +34,7 @@ from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.effects import Expansion
 from edge_client.core.sent_nodes import Outgoing
+from schemes.rules.drafts import draw, quantised
 from schemes.rules.drawing import untold
 from tests.worlds.enumeration import Branch, law_of
 from tests.worlds.models import FINGERPRINT, VOCAB, tiny_logits

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.acceptance import make_acceptance, quantised
+from common.acceptance import make_acceptance
 from common.chances import SeededChances
 from common.sampling import SamplingParams
 from edge_client.core.effects import Expansion, SessionConfig
 from edge_client.core.growth import Growth
 from edge_client.core.policies.plain import TreePolicy, TreeSettings
 from edge_client.core.sent_nodes import Outgoing
+from schemes.rules.drafts import quantised
 from schemes.rules.drawing import FIRST, MOST_DRAWN, Drawing
 
 SCORES = st.lists(st.floats(-8, 0), min_size=1, max_size=12)

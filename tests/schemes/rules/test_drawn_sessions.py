@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.acceptance import COUPLED, Draft, draw, make_acceptance, quantised
+from common.acceptance import COUPLED, Draft, make_acceptance
 from common.chances import SeededChances
 from common.errors import LocalError
 from common.messages import Open
@@ -17,6 +17,7 @@ from edge_client.core.effects import Expansion, Send, StartDrafter
 from edge_client.core.policies import GrowthPolicy, TreePolicy, TreeSettings
 from edge_client.core.sent_nodes import Outgoing, Untold
 from edge_client.core.session import EdgeSession
+from schemes.rules.drafts import draw, quantised
 from schemes.rules.drawing import untold
 from tests.edge_client.core.test_session import DRAWN, GONE, PROMPT, chain, draft, make, proposals
 

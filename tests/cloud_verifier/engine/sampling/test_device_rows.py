@@ -36,7 +36,7 @@ def test_a_vocabulary_of_noise_is_equal_but_for_the_logarithms(device: str) -> N
     tokens = torch.arange(size, device=device)
     bits, values = noise_bits(keys, tokens).cpu().numpy(), gumbel(keys, tokens).cpu().numpy()
     for index, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        expected = noise.noise_bits(seed, position, np.arange(size))
+        expected = noise.bits_under(np.uint64(noise.noise_key(seed, position)), np.arange(size))
         np.testing.assert_array_equal(bits[index].view(np.uint64), expected)
         np.testing.assert_allclose(values[index], noise.gumbel_of_bits(expected), rtol=1e-13, atol=1e-14)
 

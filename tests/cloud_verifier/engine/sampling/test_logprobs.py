@@ -14,10 +14,11 @@ from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.engine.model.transformers_adapter import load_target
 from cloud_verifier.engine.sampling.row_logprobs import row_logprobs
 from cloud_verifier.engine.torch_engine import TorchEngine
-from common.acceptance import Acceptance, AcceptanceRule, quantised
+from common.acceptance import Acceptance, AcceptanceRule
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
+from schemes.rules.drafts import quantised
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
 from tests.support.served import told
 

@@ -12,8 +12,9 @@ from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem, StepPlan
 from cloud_verifier.core.rules import decide
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choice_rows, probabilities
 from cloud_verifier.engine.torch_engine import TorchEngine, last_hidden
-from common.acceptance import Acceptance, AcceptanceRule, quantised
+from common.acceptance import Acceptance, AcceptanceRule
 from common.sampling import SamplingParams
+from schemes.rules.drafts import quantised
 from schemes.rules.trained_judge import Judge
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, target
 
