@@ -48,9 +48,10 @@ class Folder:
 
 
 @pytest.fixture
-async def folder(tmp_path: Path) -> AsyncIterator[Folder]:
+async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Folder]:
     from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
 
+    monkeypatch.setattr("common.llama.load_trial._try", lambda settings, weights, patience: None)
     first = write_tiny_gguf(tmp_path / "first.gguf")
     second = tmp_path / "second.gguf"
     shutil.copyfile(first, second)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -181,13 +181,12 @@ def worlds_on(group: DraftGroup) -> list[TreeWorld]:
     ("size", "n_ctx", "n_seq_max"),
     [(8, 1024, 64), (3, 512, 64), (8, 1024, 16), (5, 256, 32), (2, 256, 4), (1, 256, 2)],
 )
-@pytest.mark.parametrize("seed", range(2))
 def test_interleaved_sessions_are_answered_as_if_alone(
-    model: Path, oracle: MemberDrafter, size: int, n_ctx: int, n_seq_max: int, seed: int
+    model: Path, oracle: MemberDrafter, size: int, n_ctx: int, n_seq_max: int
 ) -> None:
     with LlamaRuntime(exact_settings(model, n_ctx, n_seq_max)) as runtime:
         group = group_on(runtime, size)
-        crowd = Crowd(group, Random(seed))
+        crowd = Crowd(group, Random(size))
         crowd.run(90, 70, checker(oracle))
         for place in range(size):
             group.release(place)
@@ -361,7 +360,7 @@ def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
     for world in worlds:
         world.begin([world.chance.randrange(300) for _ in range(world.chance.randint(1, 40))])
     waiting: dict[int, list[int]] = {}
-    for _ in range(150):
+    for _ in range(60):
         for place, world in enumerate(worlds):
             if place not in waiting:
                 world.reroot([(world.new_id(), world.chance.randrange(300))] if len(world.text) < 50 else [])
@@ -376,8 +375,9 @@ def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
             world.drafter.reroot(Reroot((), tuple(world.paths)))
             world.paths, world.tokens = {}, {}
     rows = [member.num_rows for member in group.members]
-    assert sum(rows) > 150 * 10
-    assert jain(rows) >= 0.95
+    assert sum(rows) > 60 * 10
+    jain = sum(rows) ** 2 / (len(rows) * sum(count**2 for count in rows))  # 1 if all are equal
+    assert jain >= 0.95
 
 
 def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:
@@ -513,8 +513,8 @@ def finish(group: DraftGroup) -> None:
         raise answer.outcome
 
 
-@pytest.mark.parametrize("code", [1, 2, -1, -3])
-@pytest.mark.parametrize("num_failures", [1, 2, 3])
+@pytest.mark.parametrize("code", [1, -3])
+@pytest.mark.parametrize("num_failures", [1, 3])
 def test_a_failed_decode_costs_nobody_an_answer(
     runtime: LlamaRuntime,
     oracle: MemberDrafter,
@@ -549,16 +549,6 @@ def test_a_defect_of_one_session_ends_it_alone_until_its_next_text(runtime: Llam
     first.begin([1, 2])
 
 
-def test_a_release_ends_the_draft_step_under_way(runtime: LlamaRuntime) -> None:
-    group = group_on(runtime, 2)
-    (world, _) = worlds_on(group)
-    world.start([1, 2, 3])
-    group.ask(0, [world.row(world.tip)])
-    group.release(0)
-    assert not group.has_work
-    assert group.turn() == []
-
-
 def test_more_sessions_than_sequences_are_refused(runtime: LlamaRuntime) -> None:
     with wording.raises(UserError):
         group_on(runtime, 33)
@@ -571,8 +561,3 @@ def test_shares_are_max_min_fair(wanted: list[int], total: int) -> None:
     assert sum(shares) == min(total, sum(wanted))
     for share, want in zip(shares, wanted, strict=True):
         assert share == want or share >= max(shares) - 1
-
-
-def jain(values: Sequence[float]) -> float:
-    """Jain's index of fairness: 1 if all are equal, 1 / n if one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))

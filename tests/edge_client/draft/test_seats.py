@@ -162,22 +162,6 @@ async def test_there_are_so_many_seats_and_no_more(runtime: LlamaRuntime) -> Non
             start(seats[0], 1)
 
 
-async def test_the_second_turn_of_a_chat_does_not_read_the_first_again(
-    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with DraftPool(runtime, 3) as pool:
-        chat, other = pool.seat(), pool.seat()
-        await expansions(chat, start(chat, *range(100)))
-        await expansions(other, start(other, 9, 8, 7))
-        other.release()
-        chat.release()
-        assert await pool.ping(LONG_WAIT)
-        gate = Gate(runtime, monkeypatch)
-        again = pool.seat([*range(100), 5, 6])
-        await expansions(again, start(again, *range(100), 5, 6))
-        assert sum(gate.num_rows) == 2
-
-
 async def test_a_text_is_known_and_not_read_again_after_others_took_all_seats(
     runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,19 +194,6 @@ async def test_a_released_seat_hears_no_more_and_the_next_starts_clean(
         gate.open.set()
         assert [each.id for each in await step] == [0]
         assert heard == []
-
-
-async def test_one_sessions_defect_is_its_own(runtime: LlamaRuntime) -> None:
-    async with DraftPool(runtime, 2) as pool:
-        broken, sound = pool.seat(), pool.seat()
-        start(broken, 1, 2)
-        tip = start(sound, 1, 2)
-        with wording.raises(LocalError):
-            await expansions(broken, DraftRow(9, 8, 1, 7))
-        with wording.raises(LocalError):
-            await expansions(broken, DraftRow(0, None, 2, 1))
-        await expansions(sound, tip)
-        await expansions(broken, start(broken, 4))
 
 
 async def test_what_breaks_in_a_turn_is_told_to_those_in_it(

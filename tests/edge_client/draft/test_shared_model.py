@@ -137,13 +137,6 @@ async def test_a_failure_is_told_to_all_and_the_next_tries_again(
     assert (model.state, model.failure) == (ModelState.LOADED, "")
 
 
-async def test_too_few_sequences_for_the_seats_are_told_as_such(make: Made) -> None:
-    model = make(seats=9)
-    with wording.raises(UserError):
-        await model.load()
-    assert model.state is ModelState.FAILED
-
-
 async def test_a_file_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     with wording.raises(UserError):
         SharedDraftModel(settings(tmp_path / "nothing.gguf"))
@@ -184,35 +177,6 @@ async def test_closing_ends_the_drafting_of_a_taken_seat(make: Made) -> None:
         await text_at(seat)
     seat.release()
     assert model.state is ModelState.UNLOADED
-
-
-def copied(path: Path, folder: Path, change: Callable[[bytes], bytes] = bytes) -> Path:
-    """A copy, whole or with something done to it."""
-    file = folder / "draft.gguf"
-    file.write_bytes(change(path.read_bytes()))
-    return file
-
-
-async def test_a_file_that_llama_cpp_dies_of_is_refused_and_this_process_lives(
-    path: Path, tmp_path: Path
-) -> None:
-    from common.llama.load_trial import ModelTrials
-
-    file, trials = copied(path, tmp_path), ModelTrials(tmp_path / "tried.json")
-    model = SharedDraftModel(settings(file), trials=trials)
-    copied(path, tmp_path, lambda data: data.replace(b"<filler1>", b"<filler2>"))  # while the daemon runs
-    try:
-        with wording.raises(UserError):
-            await model.acquire()
-        assert model.state is ModelState.FAILED
-        wording.keep(model.failure)
-        copied(path, tmp_path)
-        (await model.acquire()).release()  # the next text finds a good file
-    finally:
-        await model.close()
-    copied(path, tmp_path, lambda data: data[:-1])
-    with pytest.raises(UserError, match="cannot be loaded as a GGUF model"):
-        SharedDraftModel(settings(file), trials=trials)
 
 
 async def test_a_smaller_model_in_front_is_loaded_too_and_changes_no_draft(path: Path) -> None:

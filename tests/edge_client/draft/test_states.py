@@ -54,7 +54,7 @@ def plainly(runtime: LlamaRuntime, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0])
 def test_a_random_tree_equals_its_paths_from_scratch(
     drafter: MemberDrafter, oracle: MemberDrafter, seed: int, sampling: SamplingParams
 ) -> None:
@@ -73,9 +73,7 @@ def test_a_tree_equals_llama_cpp_alone(drafter: MemberDrafter, runtime: LlamaRun
         np.testing.assert_allclose(each.scores, plainly(runtime, tokens), atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("size", "n_ctx", "n_seq_max"), [(8, 1024, 64), (8, 1024, 16), (3, 512, 8), (2, 256, 4), (1, 256, 2)]
-)
+@pytest.mark.parametrize(("size", "n_ctx", "n_seq_max"), [(8, 1024, 16), (2, 256, 4), (1, 256, 2)])
 def test_interleaved_sessions_are_answered_as_if_alone(
     model: Path, oracle: MemberDrafter, size: int, n_ctx: int, n_seq_max: int
 ) -> None:
@@ -111,8 +109,7 @@ def test_growing_a_narrow_tree_evaluates_each_node_once(
     assert sizes == [2, 4] * 10
 
 
-@pytest.mark.parametrize("code", [1, 2, -3])
-@pytest.mark.parametrize("num_failures", [1, 2, 3])
+@pytest.mark.parametrize(("code", "num_failures"), [(1, 3), (-3, 3)])
 def test_a_failed_decode_costs_nobody_an_answer(
     model: Path, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch, code: int, num_failures: int
 ) -> None:
