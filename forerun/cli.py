@@ -34,7 +34,6 @@ COMMANDS = {
     "judge": "training.judge",
     "index": "forerun.commands.index",
     "link": "forerun.commands.simulate:add_link",
-    "certs": "forerun.commands.certs",
     "record": "training.record",
     "fit": "training.fit",
     "simulate": "forerun.commands.simulate",

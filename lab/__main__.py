@@ -1,4 +1,4 @@
-"""Measures what only a clone can: `python -m lab bench` and `python -m lab validate`."""
+"""What only a clone can: `python -m lab bench`, `validate`, and `certs` for trials of TLS and tokens."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from forerun.cli import build_parser, run
 
-COMMANDS = {"bench": "lab.bench.capacity", "validate": "lab.validate"}
+COMMANDS = {"bench": "lab.bench.capacity", "validate": "lab.validate", "certs": "lab.tools.certs"}
 """Maps a command's name to its module."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return as `forerun.cli.main`."""
-    return run(build_parser(None, COMMANDS, "python -m lab", __doc__ or ""), argv)
+    argv = sys.argv[1:] if argv is None else argv
+    only = next((word for word in argv if word in COMMANDS), None)
+    return run(build_parser(only, COMMANDS, "python -m lab", __doc__ or ""), argv)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
-from forerun.options import JsonOption, check_out, ms
-from forerun.prompts import bundled, read_prompts
+from forerun.options import JsonOption
+from forerun.prompts import bundled
 from forerun.terminal import note, table
+from training.options import check_out, ms, read_prompts
 from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
 from forerun import demo_pair
-from forerun.options import JsonOption, check_out, open_draft, write_out
-from forerun.prompts import read_prompts
+from forerun.options import JsonOption, write_out
 from forerun.rig import Rig, RigSettings
 from forerun.terminal import note, table
 from schemes.rules.trained_judge import FloatArray
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
+from training.options import check_out, open_draft, read_prompts
 from training.record import BATCH, write_texts
 
 if TYPE_CHECKING:

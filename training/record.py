@@ -21,11 +21,11 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionDrafter
 from forerun import demo_pair
-from forerun.options import SAMPLING, SamplingOptions, check_out, open_draft
-from forerun.prompts import bundled, read_prompts
+from forerun.prompts import bundled
 from forerun.terminal import note
 from simulator.knowledge import NUM_CANDIDATES
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
+from training.options import SAMPLING, SamplingOptions, check_out, open_draft, read_prompts
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime

@@ -47,7 +47,6 @@ class Setting:
     is_argument: bool = False  # of a command: it has a place and no name
     nargs: str = ""  # of a command: how many values follow, as argparse's
     read: Callable[[str], Any] | None = None  # of a command: reads a text, where its type does not say how
-    key: str = ""  # its name, where that is not the field's
     unset: str = ""  # the word that stands for None
     alone: str | None = None  # what the flag without a value stands for
     is_path: bool = False  # of a file: in a file's own folder unless it is absolute
@@ -77,7 +76,7 @@ class Entry:
     @property
     def key(self) -> str:
         """Return the name in the section."""
-        return self.setting.key or self.field
+        return self.field
 
     @property
     def name(self) -> str:

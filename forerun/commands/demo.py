@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from edge_client.core.policies import make_policy
 from forerun import demo_pair
 from forerun.chat.display import Display, legend
 from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
-from forerun.options import SAMPLING, SamplingOptions
 from forerun.prompts import bundled, some_of
 from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import Painter, note, table
@@ -44,7 +43,7 @@ WITHIN: dict[str, Any] = {"low": 0, "high": 600_000}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoOptions(SamplingOptions):
+class DemoOptions:
     """Declares what is demonstrated. Raises `UserError` before the slow loading."""
 
     rtt: float = setting(60.0, "round-trip time of the link", "MS", **WITHIN)
@@ -65,7 +64,9 @@ class DemoOptions(SamplingOptions):
     page: bool = setting(False, "serve a web page instead, which shows texts and the growing tree")
     listen: str = setting("127.0.0.1:8080", "address of --page", "HOST:PORT")
     open: bool = setting(False, "with --page: open the page in this machine's browser")
-    max_tokens: int = setting(96, "most tokens of each text", "N", group=SAMPLING, low=2)
+    max_tokens: int = setting(96, "most tokens of each text", "N", low=2)
+    temperature: float = setting(0.0, "sampling temperature; 0 is greedy", "T", low=0, high=100)
+    seed: int = setting(0, "random seed; the same seed gives the same text", "N")
 
     def __post_init__(self) -> None:
         if self.prompt and not all(self.prompt):
@@ -100,7 +101,7 @@ def add_parser(commands: Any) -> None:
 
 def _run(options: DemoOptions) -> int:
     check_models(Path(options.target), Path(options.draft))
-    sampling = asdict(options.sampling)
+    sampling = {name: getattr(options, name) for name in ("max_tokens", "temperature", "seed")}
     if options.page:
         return asyncio.run(_page(options, options.open))
     asyncio.run(_demo(options, sampling))

@@ -65,7 +65,6 @@ def _run(options: ModelsOptions) -> int:
     report = check(model, backend_of(options.attention, model.device))
     facts = {
         "model": model.name,
-        "served": True,
         "dtype": model.dtype_name,
         "layers": model.num_layers,
         "attention": [shape.describe() for shape in report.shapes],
@@ -78,8 +77,7 @@ def _run(options: ModelsOptions) -> int:
         "kv_bytes_per_token": report.kv_bytes,
         "state_bytes": report.state_bytes,
     }
-    print(json.dumps(facts, indent=1) if options.json else _verdict(facts))
-    return 0
+    return _show(facts, as_json=options.json)
 
 
 def _run_gguf(options: ModelsOptions) -> int:
@@ -106,7 +104,6 @@ def _run_gguf(options: ModelsOptions) -> int:
             shapes = report.shapes
             facts = {
                 "model": Path(path).stem,
-                "served": True,
                 "format": runtime.description,
                 "rows": report.num_rows,
                 "equal_rows": report.num_equal,
@@ -118,38 +115,17 @@ def _run_gguf(options: ModelsOptions) -> int:
                 "decodes": {rows: shapes.cut(rows, runtime.max_rows) for rows, _ in shapes.times},
                 "seconds": report.seconds,
             }
-    print(json.dumps(facts, indent=1) if options.json else _gguf_verdict(facts))
+    return _show(facts, as_json=options.json)
+
+
+def _show(facts: dict[str, Any], *, as_json: bool) -> int:
+    """Print what the probe found. A model that cannot be served has raised an error before."""
+    if as_json:
+        print(json.dumps({"served": True, **facts}, indent=1))
+        return 0
+    print(f"{facts['model']} can be served")
+    for name, value in facts.items():
+        if value not in (None, "", [], 0):
+            shown = f"{value:.3g}" if isinstance(value, float) else value
+            print(f"  {name.replace('_', ' ')}: {', '.join(shown) if isinstance(shown, list) else shown}")
     return 0
-
-
-def _gguf_verdict(facts: dict[str, Any]) -> str:
-    equal = f"{facts['equal_rows']} of {facts['rows']} rows of packed steps equal llama.cpp alone to the bit"
-    lines = [f"{facts['model']} can be served by llama.cpp: {facts['format']}.", f"  {equal}"]
-    if facts["deterministic"]:
-        lines.append("  equal requests get equal texts")
-    else:
-        lines.append(
-            f"  the others differ by {facts['median']:.2g} of the logits' spread (median); rounding explains "
-            f"{facts['rounding']:.2g}, so that equal requests may get different texts at near ties"
-        )
-    times = ", ".join(f"{rows}: {ms:g}" for rows, ms in facts["decode_ms"].items())
-    lines.append(f"  milliseconds of a decode by its rows: {times}")
-    return "\n".join(lines)
-
-
-def _verdict(facts: dict[str, Any]) -> str:
-    exactness = facts["exactness"]
-    lines = [
-        f"{facts['model']} can be served, in {facts['dtype']}.",
-        f"  {facts['layers']} layers: {'; '.join(facts['attention']) or 'no attention'}",
-        f"  {facts['rows']} rows of its packed path are within {facts['worst']:.0e} of plain transformers "
-        f"({facts['tolerance']:.0e} is allowed)",
-        f"  its attention is off by {facts['attention_error']:.1%} of what rounding explains",
-        f"  weights take {facts['weight_bytes'] / 1e6:,.1f} MB, "
-        f"a token of KV {facts['kv_bytes_per_token']:,} bytes",
-    ]
-    if facts["state_bytes"]:
-        lines.append(f"  a state of its layers takes {facts['state_bytes'] / 1e6:,.1f} MB")
-    if exactness is not None:
-        lines.insert(4, f"  its error by rounding is {exactness:.2f} times that of plain transformers")
-    return "\n".join(lines)

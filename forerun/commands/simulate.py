@@ -15,12 +15,10 @@ from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from forerun.options import JsonOption, WorkersOption, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
-from schemes.claims.runner import Comparison, compare
-from schemes.claims.table import CLAIMS
+from schemes.claims import command as published
 from simulator.advice import Advice, advise, in_words
 from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.experiment import (
-    Pool,
     SchemeOutcome,
     as_dict,
     distance_to_bound,
@@ -138,8 +136,7 @@ def add_parser(commands: Any) -> None:
     advice = "Recommend a mode, and report the RTT at which drafting stops paying and what it costs."
     words = "report whether drafting pays for a network and two models"
     add_command(actions, "advise", words, _advise, AdviseOptions, advice)
-    words = "run published schemes in their papers' own settings, beside their claims"
-    add_command(actions, "published", words, _published, PublishedOptions, PUBLISHED)
+    published.add_parser(actions)
     add_command(actions, "plot", "draw the results of a sweep", _plot, PlotOptions, PLOT)
 
 
@@ -348,69 +345,6 @@ def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
         "pays_at_any_rtt": advice.is_beyond,
         "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
         "schemes": {mode: figures_as_json(figures) for mode, figures in advice.figures.items()},
-    }
-
-
-# published --------------------------------------------------------------------------------------------------
-
-PUBLISHED = """\
-Run each published scheme in its paper's own setting, beside the paper's own baselines. Report the claim, the
-figure found here and the difference (docs/schemes.md)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PublishedOptions(WorkersOption, JsonOption):
-    """Declares which claims are compared."""
-
-    system: tuple[str, ...] = setting((), "only this system's claims; may be repeated", "NAME")
-
-
-def _published(options: PublishedOptions) -> int:
-    systems = dict.fromkeys(claim.system for claim in CLAIMS)
-    for name in options.system:
-        if name not in systems:
-            raise UserError(f"--system {name!r} has no claim; choose from {', '.join(systems)}")
-    chosen = [claim for claim in CLAIMS if not options.system or claim.system in options.system]
-    with Pool(options.workers) as pool:
-        comparisons = list(compare(chosen, pool))
-    if options.json:
-        print(json.dumps([_comparison_as_json(each) for each in comparisons], indent=2))
-        return 0
-    rows = [
-        (
-            each.claim.system,
-            each.claim.quantity,
-            f"{each.claim.figure:.3g}",
-            f"{each.ours:.3g}",
-            _verdict(each),
-        )
-        for each in comparisons
-    ]
-    print("\n".join(table(("system", "quantity", "claim", "ours", "difference"), rows, left=LEFT)))
-    remarks = ((each.claim.system, each.claim.remark) for each in comparisons if each.claim.remark)
-    for system, remark in dict.fromkeys(remarks):
-        print(f"- {system}: {remark}")
-    return 0
-
-
-LEFT = ("system", "quantity")
-
-
-def _verdict(comparison: Comparison) -> str:
-    bound = "trend" if comparison.claim.within is None else f"bound {100 * comparison.claim.within:g} %"
-    return f"{100 * comparison.difference:+.1f} % ({bound})"
-
-
-def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
-    return {
-        "system": comparison.claim.system,
-        "quantity": comparison.claim.quantity,
-        "claim": comparison.claim.figure,
-        "ours": round(comparison.ours, 4),
-        "difference": round(comparison.difference, 4),
-        "within": comparison.claim.within,
-        "holds": comparison.holds,
-        "remark": comparison.claim.remark,
     }
 
 

@@ -19,8 +19,7 @@ from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun import demo_pair, terminal
-from forerun.options import ms, open_draft
-from forerun.prompts import bundled, read_prompts
+from forerun.prompts import bundled
 from forerun.rig import check_models
 from forerun.terminal import note
 from lab.bench import daemon
@@ -42,6 +41,7 @@ from lab.bench.stage import Stage
 from simulator.arrivals import Poisson, Window, read_arrivals
 from simulator.canvas import check_drawing
 from simulator.knowledge import Candidates
+from training.options import ms, open_draft, read_prompts
 
 WARM_TEXTS = 2
 """Warm-up texts: the first step chooses kernels and allocates caches."""

@@ -17,8 +17,9 @@ from common.config.command_line import add_options
 from common.config.setting import setting
 from forerun import terminal
 from forerun.cli import version_of
-from forerun.options import check_out, write_out
+from forerun.options import write_out
 from forerun.terminal import ProgressBar
+from training.options import check_out
 
 SCHEMA = 1
 """Version of the reports; it grows when a key changes its meaning."""

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from common.errors import ForerunError, UserError
-from forerun.prompts import bundled, read_prompts, some_of
+from forerun.prompts import bundled, some_of
 from lab.bench.report import add_report
 from simulator.documents import read_text, write_error, write_whole
+from training.options import read_prompts
 
 Row = dict[str, Any]
 Key = TypeVar("Key")

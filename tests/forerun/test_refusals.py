@@ -9,7 +9,7 @@ import pytest
 from forerun.cli import main
 from tests.support.refusals import refuse
 
-VERIFY, RECORD, DEV = "verify --model none", "record --out a.jsonl", "certs dev --out out --name localhost"
+VERIFY, RECORD = "verify --model none", "record --out a.jsonl"
 
 REFUSED = f"""
 {VERIFY} --threads -1
@@ -45,12 +45,6 @@ demo --num-prompts 99
 top --interval 0
 top --interval nan
 top --interval inf
-{DEV} --days 400
-{DEV} --days 0
-{DEV} --tenant a/b
-{DEV} --device d1,
-{DEV} --device d1,d1
-{DEV} --domain 'Ex ample'
 """
 
 

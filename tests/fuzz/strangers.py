@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cloud_verifier.identity.identity import Identity, IncomingCall, Who
 from common.errors import ForerunError
-from forerun.commands.dev_certs import KEY_ID, TokenKey
+from lab.tools.certs import KEY_ID, TokenKey
 from tests.fuzz import framed, meaningless
 from tests.fuzz.cases import DEADLINES, HURRY, Case, Credential
 from tests.fuzz.garbled import METHODS

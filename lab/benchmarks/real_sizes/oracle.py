@@ -29,8 +29,8 @@ from common.llama.runtime import LlamaRuntime
 from common.noise import noise_output
 from common.wire.describe import TokenTable
 from forerun.commands import verify
-from forerun.options import ms
 from lab.benchmarks.real_sizes.pair import PairText, read_text
+from training.options import ms
 
 BEFORE = 0
 """The state before a prompt's first token."""

@@ -9,7 +9,7 @@ import pytest
 from lab.__main__ import main
 from tests.support.refusals import refuse
 
-CAPACITY = "bench capacity --target formula --drafts off"
+CAPACITY, DEV = "bench capacity --target formula --drafts off", "certs dev --out out --name localhost"
 
 REFUSED = f"""
 validate --out v --num-prompts 0
@@ -20,6 +20,10 @@ validate --out v --max-tokens 1
 {CAPACITY} recorded
 {CAPACITY} --policy x
 bench daemon --clients 0
+{DEV} --days 400
+{DEV} --tenant a/b
+{DEV} --device d1,
+{DEV} --domain 'Ex ample'
 """
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from forerun.prompts import read_prompts, some_of
+from forerun.prompts import some_of
 from tests import wording
+from training.options import read_prompts
 
 
 @pytest.mark.parametrize(

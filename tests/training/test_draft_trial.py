@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import main
-from forerun.options import open_draft
+from training.options import open_draft
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
