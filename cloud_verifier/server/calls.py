@@ -35,7 +35,7 @@ from common.privacy import Privacy
 from common.wire.codec import decode_request, encode_response
 from common.wire.describe import Description, TokenTable, VerifierLoad, encode_description, table_bytes
 from common.wire.padding import down_grain, pad
-from common.wire.status import Status, StatusDetail, to_status
+from common.wire.status import Status, to_status
 from common.wire.wire_fields import check_padding
 
 logger = logging.getLogger(__name__)
@@ -215,10 +215,9 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
     def _status(self, error: ForerunError) -> Status:
         own = self._info.fingerprint if error.code is Code.FAILED_PRECONDITION else b""
         if not isinstance(error, CapacityError):
-            return to_status(error, StatusDetail(server_fingerprint=own))
+            return to_status(error, server_fingerprint=own)
         retry_after = error.retry_after or RETRY_AFTER
-        detail = StatusDetail(retry_after_us=round(retry_after * 1e6), server_fingerprint=own)
-        status, delay = to_status(error, detail), Duration()
+        status, delay = to_status(error, round(retry_after * 1e6), own), Duration()
         delay.FromNanoseconds(round(retry_after * 1e9))
         rich = RichStatus(code=status.code.value[0], message=status.details)
         rich.details.add().Pack(RetryInfo(retry_delay=delay))

@@ -7,7 +7,6 @@ raises as `PeerError` ("the client broke a rule") arrives at the edge as `LocalE
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import grpc
@@ -73,15 +72,6 @@ _WITHOUT_DETAIL: dict[grpc.StatusCode, tuple[type[ForerunError], Code]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StatusDetail:
-    """The detail is what a program needs beside the sentence; empty fields are absent."""
-
-    retry_after_us: int | None = None  # not worth trying before this has passed
-    client_fingerprint: bytes = b""  # with a fingerprint mismatch: what Open carried ...
-    server_fingerprint: bytes = b""  # ... and what the verifier has
-
-
 class Status(NamedTuple):
     """The fields are the arguments of `ServicerContext.abort`, in its order."""
 
@@ -95,15 +85,15 @@ def to_grpc_code(code: Code) -> grpc.StatusCode:
     return grpc.StatusCode[code.value]
 
 
-def to_status(error: ForerunError, detail: StatusDetail | None = None) -> Status:
-    """Return how the verifier ends a stream because of `error`."""
-    detail = detail or StatusDetail()
-    delay = detail.retry_after_us
+def to_status(
+    error: ForerunError, retry_after_us: int | None = None, server_fingerprint: bytes = b""
+) -> Status:
+    """Return how the verifier ends a stream because of `error`. Another try is not worth it before
+    `retry_after_us` have passed. With a fingerprint mismatch `server_fingerprint` is the verifier's own."""
     message = pb.ErrorDetail(
         fault=_fault_of(error),
-        retry_after_us=None if delay is None else min(delay, MAX_US),
-        client_fingerprint=detail.client_fingerprint,
-        server_fingerprint=detail.server_fingerprint,
+        retry_after_us=None if retry_after_us is None else min(retry_after_us, MAX_US),
+        server_fingerprint=server_fingerprint,
     )
     metadata = ((DETAIL_KEY, message.SerializeToString()),)
     return Status(to_grpc_code(error.code), str(error)[:MAX_MESSAGE_CHARS], metadata)

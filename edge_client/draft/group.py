@@ -237,8 +237,10 @@ class DraftGroup:
         self._answer_if_done(member)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
-        """Return how many leading `tokens` a parked text holds. Any thread may call."""
-        return max((num_equal(each.tokens, tokens) for each in self.parked), default=0)
+        """Return how many leading `tokens` some text has evaluated. Any thread may call; the group's own may
+        park a text meanwhile, which costs little."""
+        parked = [num_equal(each.tokens, tokens) for each in self.parked]
+        return max([*parked, *(member.session.num_common(tokens) for member in self.members)])
 
     def release(self, index: int) -> None:
         """End a member's text and drop its draft step. Its evaluated tokens are kept."""

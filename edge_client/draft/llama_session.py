@@ -78,7 +78,7 @@ class LlamaSession:
         return len(self._branches.heads)
 
     def num_common(self, tokens: Sequence[int]) -> int:
-        """Return how many leading `tokens` have KV in the trunk."""
+        """Return how many leading `tokens` have KV in the trunk. Any thread may call."""
         return min(num_equal(self._tokens, tokens), self.num_held)
 
     def begin(

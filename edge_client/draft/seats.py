@@ -28,7 +28,6 @@ from edge_client.core.effects import (
     StartDrafter,
 )
 from edge_client.draft.group import DraftGroup, MemberAnswer
-from edge_client.draft.llama_session import num_equal
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,6 @@ class PoolSeat:
 
     def __init__(self, pool: DraftPool, place: int) -> None:
         self.place = place
-        self.text: list[int] = []  # of its latest session, as far as known
         self.is_released = False
         self._pool = pool
         self._waiting: deque[Drafted] = deque()  # requested draft steps, in order
@@ -53,11 +51,6 @@ class PoolSeat:
     def submit(self, effect: StartDrafter | MoveTip) -> None:
         """Carry the request out before later ones. Raise `LocalError` after `release`."""
         self._post(effect)
-        match effect:
-            case StartDrafter():
-                self.text = list(effect.tokens)
-            case MoveTip():
-                self.text += [token for _, token in effect.change.committed]
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
         """Run a draft step. The loop calls `on_drafted` later, unless the seat was released. Raise
@@ -165,21 +158,13 @@ class DraftPool:
                 f"all {self.num_seats} seats of the draft model are taken; try again when a text has ended, "
                 "or raise draft.seats"
             )
-        place = max(free, key=lambda place: self._num_held(place, prompt))
-        seat, before = PoolSeat(self, place), self._latest[place]
-        seat.text = before.text if before is not None else []
-        self._latest[place] = seat
+        place = max(free, key=lambda place: self._group.members[place].session.num_common(prompt))
+        seat = self._latest[place] = PoolSeat(self, place)
         return seat
-
-    def _num_held(self, place: int, tokens: Sequence[int]) -> int:
-        # The thread may park the text at any time, which costs little.
-        seat, held = self._latest[place], self._group.members[place].session.num_held
-        return 0 if seat is None else num_equal(seat.text[:held], tokens)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` some text has evaluated: all seats may share them."""
-        held = (self._num_held(place, tokens) for place in range(self.num_seats))
-        return max(self._group.num_kept(tokens), *held)
+        return self._group.num_kept(tokens)
 
     def post(self, request: Request) -> None:
         """Post a request to the thread."""

@@ -5,16 +5,11 @@ from __future__ import annotations
 import grpc.aio
 
 from common.pb import verifier_pb2 as pb
-from common.wire.status import DETAIL_KEY, StatusDetail
+from common.wire.status import DETAIL_KEY
 
 
-def to_detail(error: grpc.aio.AioRpcError) -> StatusDetail:
+def to_detail(error: grpc.aio.AioRpcError) -> pb.ErrorDetail:
     """Return the detail of a status; empty without one. Raises `DecodeError` for bytes that are none."""
     data = next((value for key, value in error.trailing_metadata() if key == DETAIL_KEY), b"")
     assert isinstance(data, bytes)
-    message = pb.ErrorDetail.FromString(data)
-    return StatusDetail(
-        retry_after_us=message.retry_after_us if message.HasField("retry_after_us") else None,
-        client_fingerprint=message.client_fingerprint,
-        server_fingerprint=message.server_fingerprint,
-    )
+    return pb.ErrorDetail.FromString(data)
