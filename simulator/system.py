@@ -320,7 +320,8 @@ class SimulatedVerifier:
             prefix_cache=False,  # all sessions have the same prompt, which is to be read by each
         )
         self.scheduler = VerifyScheduler(info, config)
-        self.scheduler.guessing.beliefs = Beliefs(PriorTable(((0.0, HONEST),)))
+        if self.scheduler.drafter:
+            self.scheduler.drafter.beliefs = Beliefs(PriorTable(((0.0, HONEST),)))
         self._events = events
         self._devices: dict[int, SimulatedDevice] = {}
         self._heads: dict[int, HeadKnowledge] = {}
@@ -378,7 +379,8 @@ class SimulatedVerifier:
         self._events.after(duration, partial(self._guessed, result))
 
     def _guessed(self, result: GuessResult) -> None:
-        self.scheduler.on_guessed(result, self._events.now)
+        assert self.scheduler.drafter is not None, "asked for guesses"
+        self.scheduler.drafter.on_guessed(result, self._events.now)
         self._carry_out()
 
     def _step(self, plan: StepPlan) -> None:

@@ -21,10 +21,10 @@ from cloud_verifier.core.engine_protocol import (
     StepPlan,
     TargetEngine,
 )
-from cloud_verifier.core.own_drafter import WIDTH
 from cloud_verifier.engine.packing import item_of
 from common.calibration import SHIPPED, Calibration, Confidence, promised
 from common.sampling import SamplingParams
+from schemes.drafters.guessing import WIDTH
 
 NODES = 16
 """Rows of the tree in one step, the tip included; the default of --max-nodes."""

@@ -24,7 +24,6 @@ from cloud_verifier.core.draft_budget import DraftBudget
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.engine_protocol import (
     GuessPlan,
-    GuessResult,
     IntArray,
     StepHints,
     StepPlan,
@@ -36,7 +35,7 @@ from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.lookahead import NextStep, StepsInFlight
 from cloud_verifier.core.node_credit import Credit
-from cloud_verifier.core.own_drafter import Guessing
+from cloud_verifier.core.own_drafter import own_drafter
 from cloud_verifier.core.planning import StepPlanner
 from cloud_verifier.core.preemption import Preemption
 from cloud_verifier.core.quotas import Quotas
@@ -56,9 +55,9 @@ class VerifyScheduler:
     """Drives all sessions of one engine.
 
     The driver calls `on_connect` when a stream begins, `charge_stream` when its tenant is known, and
-    `on_open`, `on_propose`, `on_close` as messages come. When the engine is free it calls `next_guess` for a
-    plan of guesses, then `on_guessed` or `on_guess_failed`; without such a plan it calls `next_step` for a
-    step, then `on_step_done` or `on_step_failed`. While a step runs it may call `look_ahead` and `on_hints`.
+    `on_open`, `on_propose`, `on_close` as messages come. When the engine is free it calls `next_step` for a
+    step, then `on_step_done` or `on_step_failed`; with a `drafter` it calls `next_guess` before each step.
+    While a step runs it may call `look_ahead` and `on_hints`.
     It calls `on_timer` at `next_timer_at`, `on_stalled` when a session's outbox fills or drains, and `drain`
     before the process ends. After each call it carries out `effects()`. The driver chooses session keys: one
     per stream, above 0, never used twice.
@@ -76,9 +75,9 @@ class VerifyScheduler:
             self.cost = MeasuredStepCost(info.row_times)
         self.budget = DraftBudget(self.config.max_slowdown, self.cost, info.rows_per_read)
         self.credit = Credit(self.config)
-        self.guessing = Guessing(info.guess_depth)
         self.ledger = Ledger(info.near_tie)
         self.counters = self.ledger.counters
+        self.drafter = own_drafter(info.guess_depth, self.counters)
         self.draining = False
         self.sessions: OrderedDict[int, VerifySession] = OrderedDict()  # least recently served first
         self.backoff = OomBackoff(most_rows(self.config))
@@ -90,7 +89,6 @@ class VerifyScheduler:
         self._unreported: tuple[StepDone, int] | None = None  # a finished step, and its place among effects
         self.waits_until: float | None = None  # seconds; the next step waits for nodes of edges
         self._steps = StepsInFlight()
-        self._may_guess = False  # a step is over and nothing was guessed since
         self.outlook_changed = False  # inputs since then would change the planned step
         self._suspects: deque[int] = deque()  # sessions of a failed step, to be tried one by one
         self._eos = frozenset(info.eos_token_ids)
@@ -187,33 +185,23 @@ class VerifyScheduler:
             self._look_after(session, now)
 
     def next_guess(self, now: float) -> GuessPlan | None:
-        """Return what the engine's own drafter shall guess before the next step; None for nothing.
+        """Return what the engine shall guess before the next step; None for nothing, and without a `drafter`.
 
         Once before each step, and after any wait for announced nodes: with them, guesses win less.
         """
-        if self._steps.running or not self._may_guess or self.guessing.running:
+        if not self.drafter or not self.drafter.is_due or self._steps.running or self.drafter.is_running:
             return None
         ready = [session for session in self.sessions.values() if session.ready_by(now)]
         if self._wait_until(ready, now) is not None:
             return None
-        self._may_guess = False
         decoding = [session for session in ready if not session.num_prefill]
         self._planner.recall(decoding)
-        return self.guessing.plan(ready, self.budget.bare(decoding), now)
-
-    def on_guessed(self, result: GuessResult, now: float, ended_at: float | None = None) -> None:
-        """Take the guesses, which were made by `ended_at` (default: `now`)."""
-        ended_at = now if ended_at is None else ended_at
-        self.counters.num_guessed += self.guessing.take(result, ended_at)
-
-    def on_guess_failed(self) -> None:
-        """Go on without the engine's own drafter, which has failed."""
-        self.guessing.stop()
+        return self.drafter.plan(ready, self.budget.bare(decoding), now)
 
     def next_step(self, now: float) -> StepPlan | None:
         """Return the plan of the next step; None while a step or the drafter runs, or if no session is
         ready."""
-        if self._steps.running or self.guessing.running:
+        if self._steps.running or (self.drafter and self.drafter.is_running):
             return None
         self.preemption.readmit(now)
         ready = self._ready(now)
@@ -243,7 +231,7 @@ class VerifyScheduler:
         `outlook_changed` becomes true, another step would be better; then call `look_back`, unless the engine
         has begun this step.
         """
-        if self._suspects or self.guessing.takes_turns:
+        if self._suspects or (self.drafter and self.drafter.takes_turns):
             return None
         planned = self._steps.plan_ahead(
             self.sessions.values(), self.config, self.memory, self.preemption, self._batcher
@@ -292,11 +280,10 @@ class VerifyScheduler:
         self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
         self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         row_price = self.budget.settle(parts, running.spared)
-        time = self.budget.note_pace(parts, done.duration + self.guessing.time_spent)
-        self.counters.num_guesses_won += self.guessing.settle(parts, time, row_price)
-        self._may_guess = self.guessing.depth > 0
-        if next_began:
-            self.guessing.passed_over()
+        time_spent = self.drafter.time_spent if self.drafter else 0.0
+        time = self.budget.note_pace(parts, done.duration + time_spent)
+        if self.drafter:
+            self.drafter.settle(parts, time, row_price, next_began)
         self.backoff.on_success()
         self._unreported = done, len(self._effects)
         for part in parts:
@@ -434,7 +421,8 @@ class VerifyScheduler:
         )
         self.mask_time.begin(session)
         num_cached = self.preemption.admit(session)
-        self.guessing.begin(session)
+        if self.drafter:
+            self.drafter.begin(session)
         self.counters.num_opened += 1
         self.counters.num_resumed += session.tally.resumed
         self.counters.num_prompt_tokens += len(session.tree.committed)
@@ -561,7 +549,8 @@ class VerifyScheduler:
         del self.sessions[session.key]
         self._alarms.set(session.key, None)
         session.end()
-        self.guessing.end(session)
+        if self.drafter:
+            self.drafter.end(session)
         self._vacancies.session_ended(now)
         if session.rows is None:
             self.preemption.leave(session, keep)

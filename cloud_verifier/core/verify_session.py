@@ -12,12 +12,11 @@ import numpy as np
 from cloud_verifier.core.arrivals import Arrivals, offers_of
 from cloud_verifier.core.awaiting import Awaited
 from cloud_verifier.core.draft_account import DraftAccount, RowShare
-from cloud_verifier.core.engine_protocol import GuessItem, IntArray, Judge, StepItem
+from cloud_verifier.core.engine_protocol import IntArray, Judge, StepItem
 from cloud_verifier.core.kv_memory import KvMemory, Lease
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.sources import VerifierSource
 from common.acceptance import AcceptanceRule
-from common.calibration import Confidence
 from common.choice import History
 from common.errors import LocalError
 from common.mask_time import MaskCost
@@ -380,29 +379,12 @@ class VerifySession:
         for source in self._sources:
             source.grow(self.tree, self.max_length - 1, room)
 
-    @property
-    def guess_room(self) -> int:
-        """Return the levels of guesses below the tip that could still save a step."""
-        return self.max_length - 2 - len(self.lease.slots)
-
-    def guess_item(self, depth: int, width: int, confidence: Confidence) -> GuessItem:
-        """Return the session's item of the engine's next guesses; depth 0 only reads what is evaluated.
-        Arguments as of `GuessItem`."""
-        position = len(self.lease.slots)
-        tip = self.tree.committed[position]
+    def history_to(self, position: int) -> History | None:
+        """Return the history of the text up to the token at `position`; None without bias and penalties."""
         history = self._text.history(self.tree.committed, position)
-        if history is not None and position >= self.prompt_length:
-            history = history.extended(np.array([tip], dtype=np.int32))
-        return GuessItem(
-            self.key,
-            self.lease.slots.view,
-            tip,
-            min(depth, self.guess_room),
-            width,
-            confidence,
-            self.request.sampling,
-            history,
-        )
+        if history is None or position < self.prompt_length:
+            return history
+        return history.extended(np.array(self.tree.committed[position : position + 1], dtype=np.int32))
 
     def step_nodes(self) -> list[Node]:
         """Return the live nodes below the tip whose choice could be needed, parents before children."""

@@ -25,8 +25,6 @@ from cloud_verifier.core.engine_protocol import (
 )
 from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
 from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
-from cloud_verifier.engine.drafting.draft_model import DraftModel
-from cloud_verifier.engine.drafting.drafter import SCRATCH, Drafter
 from cloud_verifier.engine.layer_states import StateStore, current_states
 from cloud_verifier.engine.packed_engine import PackedEngine
 from cloud_verifier.engine.packing import PackedStep, pack
@@ -67,8 +65,36 @@ class StepRunner(Protocol):
         """Choose the tokens of `step.outputs`."""
 
 
+class EngineDrafter(Protocol):
+    """Guesses beside one engine, in its thread."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes that a KV slot takes beside the target's own."""
+
+    def note(self, step: PackedStep) -> None:
+        """Note that the target writes these rows."""
+
+    def guess(self, plan: GuessPlan) -> GuessResult:
+        """Implement `TargetEngine.guess`."""
+
+    def take_memory(self) -> None:
+        """Allocate all KV. The row at slot 0 has been written."""
+
+
+class OwnDraft(Protocol):
+    """What an engine may have for guesses of its own, as `schemes` does."""
+
+    depth: int  # most levels of its guesses
+    has_own_kv: bool  # else guessed nodes lie behind the slots of the target's KV
+    num_scratch: int  # slots of guessed nodes
+
+    def beside(self, engine: TorchEngine) -> EngineDrafter:
+        """Return the drafter for one engine."""
+
+
 class TorchEngine(PackedEngine):
-    """Runs a target on torch, with a drafter of its own if there is a `draft` model.
+    """Runs a target on torch, with a drafter of its own if there is a `draft`.
 
     Steps run eagerly and choose on the host, unless another `runner` is set.
     """
@@ -80,12 +106,12 @@ class TorchEngine(PackedEngine):
         *,
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
-        draft: DraftModel | None = None,
+        draft: OwnDraft | None = None,
         num_states: int = 256,
     ) -> None:
         self.model = model
         self.backend = backend or TorchRefBackend()
-        spare = 1 if draft is None or draft.has_own_kv else 1 + SCRATCH
+        spare = 1 if draft is None or draft.has_own_kv else 1 + draft.num_scratch
         self.kv = KVStore(num_slots + spare)  # no plan names the last one: it is for rows that pad a replay
         # Of layers that keep a state; `num_states` is ignored for a model without such layers.
         self.states = StateStore(num_states, num_slots + spare) if model.state_layers else None
@@ -106,11 +132,7 @@ class TorchEngine(PackedEngine):
             expert_share=model.expert_share,
         )
         super().__init__(info, model.grammar_tokens)
-        self.drafter: Drafter | None = None
-        if draft is not None:
-            self.drafter = Drafter(
-                draft, self.kv, self._limits, self.backend, model.device, model.eos_token_ids
-            )
+        self.drafter = None if draft is None else draft.beside(self)
         self.runner: StepRunner = RowByRow(self.forward, self.choice_rows)
 
     def stats(self) -> Stats:
@@ -137,16 +159,8 @@ class TorchEngine(PackedEngine):
         with capacity_errors(plan):
             return self.forward(self._pack(plan))
 
-    @torch.inference_mode()
     def guess(self, plan: GuessPlan) -> GuessResult:
-        """Guess how the texts go on; nothing if the device has no memory for that."""
-        if self.drafter is not None:
-            try:
-                return self.drafter.guess(plan)
-            except torch.OutOfMemoryError as error:
-                message = "no memory to guess for %d sessions (%s)"
-                logger.warning(message, len(plan.items), str(error).strip().splitlines()[0])
-        return GuessResult(((),) * len(plan.items))
+        return super().guess(plan) if self.drafter is None else self.drafter.guess(plan)
 
     def _pack(self, plan: StepPlan) -> PackedStep:
         step = super()._pack(plan)

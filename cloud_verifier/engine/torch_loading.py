@@ -9,32 +9,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from cloud_verifier.core.batching import LONE_CHUNKS
-from cloud_verifier.core.engine_protocol import GuessItem, GuessPlan, StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.core.limits import slots_that_fit
-from cloud_verifier.core.own_drafter import WIDTH
 from cloud_verifier.engine.attention.backend import AttentionBackend
 from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
 from cloud_verifier.engine.conformance_probe import ProbeReport, probe
 from cloud_verifier.engine.deterministic.exact_check import MakeEngine, check_exact
 from cloud_verifier.engine.deterministic.exact_engine import ExactBackend, ExactEngine
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
-from cloud_verifier.engine.drafting.draft_model import DraftModel
-from cloud_verifier.engine.drafting.draft_sources import load_draft
-from cloud_verifier.engine.drafting.drafter import SCRATCH
-from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS
+from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS, read_settings
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.probe_script import WARM_UP_ROWS
-from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
+from cloud_verifier.model_source import EXIT, MTP
 from cloud_verifier.progress import Progress, no_progress
-from common.calibration import Confidence
 from common.child import available_memory
 from common.errors import UserError
+from common.offers import offered
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from common.wire.describe import TokenTable
@@ -122,8 +120,9 @@ def load_engine(
         if make.draft is not None:  # it may have given the target hooks
             model.compile()
         compile_steps(make(WARM_UP_ROWS))
-    slot_bytes = _slot_bytes(make, report)
-    reserve = num_states * report.state_bytes + (SCRATCH * slot_bytes if make.draft is not None else 0)
+    slot_bytes, reserve = _slot_bytes(make, report), num_states * report.state_bytes
+    if make.draft is not None:
+        reserve += make.draft.num_scratch * slot_bytes
     if model.device.type == "cuda":
         progress("measuring the memory of the largest step")
         step = largest_step(max_rows, LONE_CHUNKS * prefill_chunk, model.max_positions)
@@ -176,7 +175,7 @@ class _EngineMaker:
     fingerprint: bytes
     num_states: int
     deterministic: bool
-    draft: DraftModel | None = None
+    draft: OwnDraft | None = None
 
     def __call__(self, num_slots: int) -> TorchEngine:
         if self.deterministic:
@@ -189,6 +188,31 @@ class _EngineMaker:
             draft=self.draft,
             num_states=self.num_states,
         )
+
+
+DRAFTERS = "forerun.drafters"
+"""Entry points of what `--drafter` names, by kind: heads on the target, or whole models."""
+
+LoadDraft = Callable[[str, TargetModel, Vocabulary], OwnDraft]
+"""Loads what `--drafter` names for a target with this vocabulary. Raises `UserError` if it does not fit."""
+
+
+def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> OwnDraft:
+    """Load a file of `forerun heads train`, a folder or hub id of EAGLE-3 heads or of a small model, `mtp`
+    or `exit:K`. Raises `UserError` if there is none, or if it does not fit the target."""
+    kind = source.partition(":")[0]
+    if kind not in (EXIT, MTP):
+        if Path(source).expanduser().is_file():
+            kind = "heads"
+        elif "draft_vocab_size" in (settings := read_settings(source)):  # heads with an output of their own
+            kind = str(settings.get("speculators_model_type", "eagle3"))
+        else:
+            kind = "model"
+    entry = offered(DRAFTERS).get(kind)
+    if entry is None:
+        raise UserError(f"--drafter {source}: no installed package offers drafters of kind {kind}")
+    load: LoadDraft = entry.load()
+    return load(source, target, vocabulary)
 
 
 def _slot_bytes(make: _EngineMaker, report: ProbeReport) -> int:
@@ -390,14 +414,12 @@ def choose_states(max_rows: int, free: int | None, state_bytes: int, device: tor
 
 
 def take_memory(engine: TorchEngine) -> None:
-    """Run a step of one row and guess once, to allocate all KV before the first session; the first guess also
-    takes several times as long as later ones. Every rank calls it alike."""
+    """Run a step of one row and guess once, to allocate all KV before the first session. Every rank calls it
+    alike."""
     row = item_of([-1], np.zeros(1, np.int32))
     engine.logits(StepPlan((row,)))
     if engine.drafter is not None:
-        sampling = SamplingParams(temperature=1.0, ignore_eos=True)
-        item = GuessItem(0, row.slots, 0, engine.info.guess_depth, WIDTH, Confidence(), sampling)
-        engine.guess(GuessPlan((item,)))
+        engine.drafter.take_memory()
 
 
 def largest_step(max_rows: int, prefill_chunk: int, max_positions: int) -> StepPlan:

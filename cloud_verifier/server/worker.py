@@ -289,7 +289,7 @@ class Worker:
     def _go_on(self) -> bool:
         """Begin the next guesses or the next step, if there are any, and send the last step's results while
         they run."""
-        guesses = self.scheduler.next_guess(self._clock())
+        guesses = self.scheduler.next_guess(self._clock()) if self.scheduler.drafter else None
         plan = guesses or self.scheduler.next_step(self._clock())
         if plan is not None:
             self._engine_thread.begin(plan)
@@ -337,11 +337,13 @@ class Worker:
             self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began, report=False)
 
     def _book_guesses(self, outcome: GuessOutcome) -> None:
+        drafter = self.scheduler.drafter
+        assert drafter is not None, "asked for guesses"
         if isinstance(outcome.result, BaseException):
             logger.error("the verifier's own drafter failed and rests from now on", exc_info=outcome.result)
-            self.scheduler.on_guess_failed()
+            drafter.on_failed()
         else:
-            self.scheduler.on_guessed(outcome.result, self._clock(), outcome.ended_at)
+            drafter.on_guessed(outcome.result, outcome.ended_at)
 
     async def _rest(self) -> None:
         """Wait until an input comes or the timer is due. Raises `LocalError` if a slot was lost, because the

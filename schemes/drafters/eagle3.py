@@ -20,10 +20,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from cloud_verifier.engine.drafting.draft_model import MOST_LEVELS, Drafted, DraftRows
 from cloud_verifier.engine.model.checkpoint import local_folder, read_settings
 from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetModel
 from common.errors import UserError
+from common.vocabulary import Vocabulary
+from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
 from schemes.drafters.heads import write_features
 
 Settings = Mapping[str, Any]
@@ -99,7 +100,7 @@ class _JoinedNorms(nn.Module):
         return torch.cat((self.embedding_norm(self.embeddings), normed), dim=-1)
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(nn.Module, DraftModel):
     """One published head. Its modules' names are the published ones, but for `RENAMED`."""
 
     depth = MOST_LEVELS
@@ -162,7 +163,7 @@ class Eagle3Head(nn.Module):
         return spread
 
 
-def load_eagle3(source: str, target: TargetModel, _fingerprint: bytes) -> Eagle3Head:
+def load_eagle3(source: str, target: TargetModel, _vocabulary: Vocabulary) -> Eagle3Head:
     """Load a head from a folder or hub id, and let the target keep its features from now on. Raises
     `UserError` if it does not fit the target."""
     try:

@@ -20,10 +20,11 @@ from torch.nn import functional
 from transformers.modeling_layers import MtpModel
 
 from cloud_verifier.engine.attention.backend import running_step
-from cloud_verifier.engine.drafting.draft_model import MOST_LEVELS, Drafted, DraftRows
 from cloud_verifier.engine.model.checkpoint import loading
 from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetModel
 from common.errors import UserError
+from common.vocabulary import Vocabulary
+from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
 
 FORMAT = "forerun heads 1"
 NORM_EPS = 1e-6
@@ -104,7 +105,7 @@ def prediction_parts(target: TargetModel) -> PredictionParts:
     )
 
 
-def checkpoint_head(_source: str, target: TargetModel, _fingerprint: bytes) -> RecurrentHead:
+def checkpoint_head(_source: str, target: TargetModel, _vocabulary: Vocabulary) -> RecurrentHead:
     """Return the multi-token prediction module of the target's own checkpoint, which is run once per level.
     Raises `UserError` if it has none."""
     parts = prediction_parts(target)
@@ -125,7 +126,7 @@ def _new_layer(target: TargetModel) -> nn.Module:
     return layer.to(target.device, target.dtype).eval()
 
 
-class RecurrentHead(nn.Module):
+class RecurrentHead(nn.Module, DraftModel):
     """One more decoder layer of the target's own class, fed with a token and the hidden state before it.
 
     This is the form of EAGLE (Li et al. 2024, arXiv 2401.15077) and of multi-token prediction modules
@@ -180,7 +181,7 @@ class RecurrentHead(nn.Module):
         return self._hidden
 
 
-class MedusaHeads(nn.Module):
+class MedusaHeads(nn.Module, DraftModel):
     """One head for each level, on the target's last hidden state alone (Medusa: Cai et al. 2024, arXiv
     2401.10774; Stern et al. 2018).
 
@@ -244,7 +245,7 @@ def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
     partial.replace(path)
 
 
-def load_heads(source: str | Path, target: TargetModel, fingerprint: bytes) -> Heads:
+def load_heads(source: str | Path, target: TargetModel, vocabulary: Vocabulary) -> Heads:
     """Load heads of `forerun heads train` for this target. Raises `UserError` if they are of another one."""
     path = Path(source).expanduser()
     try:
@@ -253,7 +254,7 @@ def load_heads(source: str | Path, target: TargetModel, fingerprint: bytes) -> H
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError) as error:
         raise UserError(f"--drafter {path} cannot be read: {error}") from error
-    for name, ours in asdict(HeadsLabel.of(label.kind, label.depth, target, fingerprint)).items():
+    for name, ours in asdict(HeadsLabel.of(label.kind, label.depth, target, vocabulary.fingerprint)).items():
         theirs = getattr(label, name)
         if theirs != ours:
             raise UserError(

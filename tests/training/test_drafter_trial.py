@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
-from cloud_verifier.engine.drafting.draft_sources import EarlyExit
 from common.sampling import SamplingParams
-from tests.cloud_verifier.engine.drafting.rig import engine_of
+from schemes.drafters.whole_models import EarlyExit
 from tests.cloud_verifier.engine.tiny import target
+from tests.schemes.drafters.rig import engine_of
 from training import drafter_trial as trial
 from training.drafter_trial import (
     NODES,

@@ -17,8 +17,8 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.errors import UserError
 from schemes.drafters.heads import Heads, MedusaHeads, RecurrentHead
 from tests import wording
-from tests.cloud_verifier.engine.drafting.rig import DEPTH, draft_of
 from tests.cloud_verifier.engine.tiny import ints, target
+from tests.schemes.drafters.rig import DEPTH, draft_of
 from tests.schemes.drafters.test_heads import PROMPT, features_of, one_level_on
 from training import head_training as training
 from training.head_training import (

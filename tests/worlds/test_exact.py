@@ -81,7 +81,8 @@ def text_with(tree: Tree, sampling: SamplingParams, blend: float | None = None) 
     now = 0.0
     while scheduler.sessions:
         if (guesses := scheduler.next_guess(now)) is not None:
-            scheduler.on_guessed(engine.guess(guesses), now)
+            assert scheduler.drafter is not None
+            scheduler.drafter.on_guessed(engine.guess(guesses), now)
         plan = scheduler.next_step(now)
         assert plan is not None
         now += 0.030

@@ -516,12 +516,14 @@ class Host:
     def _guess(self, plan: GuessPlan) -> None:
         world, self._guesses = self._world, self._guesses + 1
         result, fails = self.engine.guess(plan), self._guesses in self._world.spec.guesses_failing
+        drafter = self.scheduler.drafter
+        assert drafter is not None, "asked for guesses"
 
         def done() -> None:
             if fails:
-                self.input(self.scheduler.on_guess_failed)
+                self.input(drafter.on_failed)
             else:
-                self.input(lambda: self.scheduler.on_guessed(result, world.now))
+                self.input(lambda: drafter.on_guessed(result, world.now))
 
         world.at(world.now + world.random.uniform(*world.spec.guess_time), done)
 

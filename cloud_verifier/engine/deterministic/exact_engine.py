@@ -36,9 +36,8 @@ from cloud_verifier.engine.attention.backend import (
 )
 from cloud_verifier.engine.attention.torch_ref import attend_masked
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS, rows_alone, tiles
-from cloud_verifier.engine.drafting.draft_model import DraftModel
 from cloud_verifier.engine.packing import IndexArray, PackedStep
-from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.model.transformers_adapter import TargetModel
@@ -61,7 +60,7 @@ class ExactEngine(TorchEngine):
         tile_rows: int = TILE_ROWS,
         backend: AttentionBackend | None = None,
         fingerprint: bytes = b"",
-        draft: DraftModel | None = None,
+        draft: OwnDraft | None = None,
     ) -> None:
         super().__init__(
             model, num_slots, backend=backend or ExactBackend(), fingerprint=fingerprint, draft=draft

@@ -17,17 +17,18 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from cloud_verifier.engine.drafting.draft_model import DraftRows
-from cloud_verifier.engine.drafting.draft_sources import load_draft
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
+from cloud_verifier.engine.torch_loading import load_draft
 from common.choice import rank
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
+from schemes.drafters.drafter import DraftRows
 from schemes.drafters.eagle3 import Eagle3Head
 from schemes.drafters.heads import RecurrentHead
 from tests import wording
-from tests.cloud_verifier.engine.drafting.rig import (
+from tests.cloud_verifier.engine.tiny import SHAPE, from_config
+from tests.schemes.drafters.rig import (
     SAMPLINGS,
     choices,
     engine_of,
@@ -36,7 +37,6 @@ from tests.cloud_verifier.engine.drafting.rig import (
     plainly,
     read,
 )
-from tests.cloud_verifier.engine.tiny import SHAPE, from_config
 
 pytestmark = pytest.mark.torch
 

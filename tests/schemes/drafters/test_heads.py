@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch.nn import functional
 
-from cloud_verifier.engine.drafting.draft_model import DraftRows
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.choice import rank
 from common.errors import UserError
 from common.sampling import SamplingParams
+from common.vocabulary import Vocabulary
+from schemes.drafters.drafter import DraftRows
 from schemes.drafters.heads import (
     FORMAT,
     HeadsLabel,
@@ -25,7 +26,8 @@ from schemes.drafters.heads import (
     save_heads,
 )
 from tests import wording
-from tests.cloud_verifier.engine.drafting.rig import (
+from tests.cloud_verifier.engine.tiny import target
+from tests.schemes.drafters.rig import (
     DEPTH,
     SAMPLINGS,
     draft_of,
@@ -35,12 +37,12 @@ from tests.cloud_verifier.engine.drafting.rig import (
     plainly,
     read,
 )
-from tests.cloud_verifier.engine.tiny import target
 
 pytestmark = pytest.mark.torch
 
 PROMPT = [5, 9, 2, 41, 7, 7, 80, 13]
-FINGERPRINT = bytes(range(32))
+VOCABULARY = Vocabulary((b"a", b"b"))
+FINGERPRINT = VOCABULARY.fingerprint
 
 
 def features_of(model: TargetModel, tokens: list[int]) -> torch.Tensor:
@@ -110,7 +112,7 @@ def test_a_file_gives_the_heads_back(kind: str, tmp_path: Path) -> None:
     heads = draft_of(kind, model)
     assert isinstance(heads, RecurrentHead | MedusaHeads)
     save_heads(heads, HeadsLabel.of(kind, DEPTH, model, FINGERPRINT), path)
-    loaded = load_heads(path, model, FINGERPRINT)
+    loaded = load_heads(path, model, VOCABULARY)
     assert (loaded.kind, loaded.depth) == (kind, DEPTH)
     for name, weights in heads.state_dict().items():
         assert torch.equal(weights.bfloat16().float(), loaded.state_dict()[name])
@@ -123,25 +125,25 @@ def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
     assert isinstance(heads, MedusaHeads)
     save_heads(heads, HeadsLabel.of("medusa", DEPTH, model, FINGERPRINT), path)
     with wording.raises(UserError):
-        load_heads(path, model, bytes(32))
+        load_heads(path, model, Vocabulary((b"c",)))
     save_heads(heads, HeadsLabel("medusa", DEPTH + 1, FINGERPRINT.hex(), 32, 2), path)
     with wording.raises(UserError):  # weights are missing
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)
     save_heads(heads, HeadsLabel("medusa", DEPTH, FINGERPRINT.hex(), 32, 3), path)
     with wording.raises(UserError):
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     model, path = target("llama"), tmp_path / "heads.safetensors"
     with wording.raises(UserError):
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)
     path.write_bytes(b"no safetensors")
     with wording.raises(UserError):
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)
     save_file({"a": torch.zeros(1)}, path)
     with wording.raises(UserError):
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "medusa"])
@@ -156,4 +158,4 @@ def test_damaged_labels_are_refused(kind: str, name: str, value: str | None, tmp
         del label[name]
     save_file({"a": torch.zeros(1)}, path, label)
     with pytest.raises(UserError):
-        load_heads(path, model, FINGERPRINT)
+        load_heads(path, model, VOCABULARY)

@@ -257,7 +257,8 @@ class HonestEdge:
             self.scheduler.on_open(NEIGHBOUR, Open(PROMPT, PLAIN, FINGERPRINT), 0.0)
         if (guesses := self.scheduler.next_guess(self.now)) is not None:
             self.num_guessed += any(item.depth > 0 for item in guesses.items)
-            self.scheduler.on_guessed(self.engine.guess(guesses), self.now)
+            assert self.scheduler.drafter is not None
+            self.scheduler.drafter.on_guessed(self.engine.guess(guesses), self.now)
         plan = self.scheduler.next_step(self.now)
         if plan is None:
             return

@@ -240,10 +240,10 @@ def test_own_drafts_stand_beside_the_drafts() -> None:
 
 def real_drafter(kind: str, folder: Path) -> OwnDrafter:
     """A drafter of the product beside a tiny target in torch, which guesses among the tokens that can be."""
-    from cloud_verifier.engine.drafting.draft_sources import load_draft
     from cloud_verifier.engine.model.transformers_adapter import load_target
-    from tests.cloud_verifier.engine.drafting import rig
+    from cloud_verifier.engine.torch_loading import load_draft
     from tests.cloud_verifier.engine.tiny import target
+    from tests.schemes.drafters import rig
     from tests.schemes.drafters import test_eagle3 as published
 
     ids = list(TOKENS)  # of the three tokens at the torch target

@@ -11,6 +11,7 @@ Guessed nodes lie in slots of their own, behind the target's, until the guess is
 from __future__ import annotations
 
 import heapq
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,19 @@ from cloud_verifier.core.engine_protocol import (
     StepItem,
     StepPlan,
 )
-from cloud_verifier.engine.attention.backend import AttentionBackend, KVStore, StepContext, current_step
-from cloud_verifier.engine.drafting.draft_model import Drafted, DraftModel, DraftRows
+from cloud_verifier.engine.attention.backend import KVStore, StepContext, current_step
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
 from cloud_verifier.engine.sampling.device_rows import rank_rows
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow
-from common.calibration import promised
+from cloud_verifier.engine.torch_engine import TorchEngine
+from common.calibration import Confidence, promised
+from common.sampling import SamplingParams
+from schemes.drafters.guessing import WIDTH
+
+logger = logging.getLogger(__name__)
+
+MOST_LEVELS = 16
+"""Levels of guesses below a tip, for a model that has no limit of its own."""
 
 SCRATCH = 512
 """Slots for guessed nodes of all sessions. The likeliest nodes of a level get those that are left."""
@@ -45,6 +53,45 @@ READ_ROWS = 512
 NUM_CANDIDATES = 8
 """Candidates after a node. The target's choice is among them in 98 of 100 cases, and each costs the
 scheduler some microseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """Holds the rows of one forward, on the model's device."""
+
+    tokens: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    features: Tensor | None  # [T, F] of the position before each row; None if the target keeps none
+    outputs: Tensor  # int64 [O] rows whose followers are sought
+    level: int  # 1 for the tip and the rows before it, 2 for the nodes below it, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Holds what a model says of its output rows."""
+
+    logits: Tensor  # float32 [O, V] of the tokens that follow
+    features: Tensor | None = None  # [O, F] for the rows below; None if the model reads none
+
+
+class DraftModel:
+    """A model that guesses (an `OwnDraft`). It runs inside a current step, as the target does.
+
+    Its state at a slot may depend on the tokens up to the slot's position and on the target's features of
+    the positions before, and on nothing else: sessions with a common prefix share it.
+    """
+
+    depth: int  # most levels that it can guess
+    first_position: int  # of a text that it reads: 1 if it needs the features of the one before
+    has_own_kv: bool  # so that it must read all rows; otherwise it reads the target's KV, or none
+    num_scratch = SCRATCH
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        """Run the rows."""
+        raise NotImplementedError
+
+    def beside(self, engine: TorchEngine) -> Drafter:
+        return Drafter(self, engine)
 
 
 @dataclass(slots=True)
@@ -84,30 +131,23 @@ class _Node:
 
 
 class Drafter:
-    """Runs a `DraftModel` beside a target, for one engine and in its thread.
+    """Runs a `DraftModel` beside an engine's target, in the engine's thread.
 
-    `kv` is the target's own store. Behind the slots that `limits` counts it has `SCRATCH` more.
+    Behind the slots that the engine counts, the KV has `SCRATCH` more.
     """
 
-    def __init__(
-        self,
-        model: DraftModel,
-        kv: KVStore,
-        limits: StepLimits,
-        backend: AttentionBackend,
-        device: torch.device,
-        ends: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, model: DraftModel, engine: TorchEngine) -> None:
+        info = engine.info
         self.model = model
-        self.kv = KVStore(limits.num_slots + SCRATCH) if model.has_own_kv else kv
-        self._target_kv = kv
-        self._backend = backend
-        self._device = device
-        self._ends = frozenset(ends)
-        self._num_slots = limits.num_slots
-        self._limits = StepLimits(limits.vocab_size, limits.max_positions, limits.num_slots + SCRATCH)
-        self._tokens = np.zeros(limits.num_slots, np.int32)  # by slot, as the target read them
-        self._valid: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # by slot
+        self.kv = KVStore(info.num_slots + SCRATCH) if model.has_own_kv else engine.kv
+        self._target_kv = engine.kv
+        self._backend = engine.backend
+        self._device = engine.model.device
+        self._ends = frozenset(info.eos_token_ids)
+        self._num_slots = info.num_slots
+        self._limits = StepLimits(info.vocab_size, info.max_positions, info.num_slots + SCRATCH)
+        self._tokens = np.zeros(info.num_slots, np.int32)  # by slot, as the target read them
+        self._valid: NDArray[np.bool_] = np.zeros(info.num_slots, np.bool_)  # by slot
         self._num_read = 0  # rows that this guess has read
 
     @property
@@ -122,12 +162,25 @@ class Drafter:
         self._tokens[step.slots] = step.tokens
         self._valid[step.slots] = False
 
+    @torch.inference_mode()
     def guess(self, plan: GuessPlan) -> GuessResult:
-        """Implement `GuessingEngine.guess`."""
+        """Guess how the texts go on; nothing if the device has no memory for that."""
         texts = [self._text(item) for item in plan.items]
         self._num_read = 0
-        self._grow(self._read(texts), plan.least_gain)
+        try:
+            self._grow(self._read(texts), plan.least_gain)
+        except torch.OutOfMemoryError as error:
+            message = "no memory to guess for %d sessions (%s)"
+            logger.warning(message, len(plan.items), str(error).strip().splitlines()[0])
+            return GuessResult(((),) * len(plan.items))
         return GuessResult(tuple(tuple(text.guessed) for text in texts), self._num_read)
+
+    def take_memory(self) -> None:
+        """Guess once after the row at slot 0, to allocate all KV. The first guess takes several times as long
+        as later ones."""
+        sampling = SamplingParams(temperature=1.0, ignore_eos=True)
+        row = np.zeros(1, np.int32)
+        self.guess(GuessPlan((GuessItem(0, row, 0, self.model.depth, WIDTH, Confidence(), sampling),)))
 
     def _text(self, item: GuessItem) -> _Text:
         ends = frozenset[int]() if item.sampling.ignore_eos else self._ends

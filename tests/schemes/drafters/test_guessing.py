@@ -15,11 +15,11 @@ from cloud_verifier.core.engine_protocol import (
     StepResult,
     TargetInfo,
 )
-from cloud_verifier.core.own_drafter import LEAST, SURE, OwnGuesses, Wins, won_by_level
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
 from common.messages import Commit, Wait
 from common.tree import SpeculationTree
+from schemes.drafters.guessing import LEAST, SURE, Guessing, OwnGuesses, Wins, won_by_level
 from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, count
 
 STEP, LEVEL = 0.030, 0.001  # seconds
@@ -147,6 +147,11 @@ class GuessBench:
         self.depths: list[int] = []  # of guesses before each step
         self.commits: list[Commit] = []
 
+    @property
+    def drafter(self) -> Guessing:
+        assert isinstance(self.scheduler.drafter, Guessing)
+        return self.scheduler.drafter
+
     def open(self, key: int = 1, prompt: tuple[int, ...] = (1,), max_tokens: int = 400) -> None:
         self.scheduler.on_open(key, ask(prompt, max_tokens=max_tokens), self.now)
 
@@ -159,7 +164,7 @@ class GuessBench:
             if guesses is not None:
                 assert self.scheduler.next_step(self.now) is None, "the drafter is at work"
                 self.now += self.level * self.depths[-1]
-                self.scheduler.on_guessed(self.guess(guesses), self.now)
+                self.drafter.on_guessed(self.guess(guesses), self.now)
             plan = self.scheduler.next_step(self.now)
             assert plan is not None
             while plan is not None:
@@ -233,7 +238,7 @@ def test_time_in_which_the_edge_drafts_costs_less(due_us: int, guesses: bool) ->
     bench.open()
     bench.run(5)
     session = bench.scheduler.sessions[1]
-    bench.scheduler.guessing.own[1].uncovered.add(800, 100.0)
+    bench.drafter.own[1].uncovered.add(800, 100.0)
     session.awaited.told(Wait(due_us, 10))
     session.awaited.committed(session.tree.tip_position, had_nodes=False, has_nodes=False, now=bench.now)
     bench.run(1)
@@ -271,7 +276,7 @@ def test_a_drafter_that_fails_is_not_asked_again() -> None:
     bench.run(3)
     plan = bench.scheduler.next_guess(bench.now)
     assert plan is not None
-    bench.scheduler.on_guess_failed()
+    bench.drafter.on_failed()
     bench.run(50)
     assert set(bench.depths[-50:]) == {0}
 
@@ -283,7 +288,7 @@ def test_a_session_that_ended_while_the_drafter_ran_is_left_out() -> None:
     plan = bench.scheduler.next_guess(bench.now)
     assert plan is not None
     bench.scheduler.on_close(1, None, bench.now)
-    bench.scheduler.on_guessed(bench.guess(plan), bench.now)
+    bench.drafter.on_guessed(bench.guess(plan), bench.now)
     assert bench.scheduler.next_step(bench.now) is None
     bench.scheduler.check_integrity()
 
@@ -301,7 +306,7 @@ def test_the_drafter_reads_a_long_prompt_in_the_chunks_in_which_the_target_does(
         guesses = bench.scheduler.next_guess(bench.now)
         assert guesses is not None
         read.append({item.session: (len(item.prefix_slots), item.depth) for item in guesses.items})
-        bench.scheduler.on_guessed(bench.guess(guesses), bench.now)
+        bench.drafter.on_guessed(bench.guess(guesses), bench.now)
     assert all(depth == 0 for length, depth in read[0].values() if length < 450)
     lengths = [each[1][0] for each in read if 1 in each]
     assert lengths == sorted(lengths)
@@ -325,7 +330,7 @@ def test_who_reads_a_prompt_pays_nothing_for_guesses_that_somebody_could_not_bea
         guesses = bench.scheduler.next_guess(bench.now)
         if guesses is not None:
             assert {item.depth for item in guesses.items} == {0}
-            bench.scheduler.on_guessed(bench.guess(guesses), bench.now)
+            bench.drafter.on_guessed(bench.guess(guesses), bench.now)
             assert reading.balance == before
             return
     pytest.fail("the prompt was read without the drafter")

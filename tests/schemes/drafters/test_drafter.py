@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from cloud_verifier.core.engine_protocol import GuessPlan
-from cloud_verifier.engine.drafting import drafter as drafter_module
-from cloud_verifier.engine.drafting.draft_sources import EarlyExit
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.calibration import Confidence
 from common.choice import History, rank
 from common.sampling import SamplingParams
-from tests.cloud_verifier.engine.drafting.rig import (
+from schemes.drafters import drafter as drafter_module
+from schemes.drafters.drafter import Drafted, DraftModel, DraftRows
+from schemes.drafters.whole_models import EarlyExit
+from tests.cloud_verifier.engine.tiny import ints, target
+from tests.schemes.drafters.rig import (
     DEPTH,
     SAMPLINGS,
     WARM,
@@ -28,7 +30,6 @@ from tests.cloud_verifier.engine.drafting.rig import (
     small_model,
     write,
 )
-from tests.cloud_verifier.engine.tiny import ints, target
 
 pytestmark = pytest.mark.torch
 
@@ -99,7 +100,7 @@ def test_no_followers_are_sought_behind_an_end(llama: TargetModel) -> None:
     for ignore_eos in (False, True):
         sampling = SamplingParams(temperature=0.8, seed=5, ignore_eos=ignore_eos)
         engine = engine_of(draft, llama)
-        assert engine.drafter is not None
+        assert isinstance(engine.drafter, drafter_module.Drafter)
         session, tip = read(engine, PROMPT, sampling)
         item = guess_item(session, tip, 2, 2)
         first = guess(engine, item)[0][0].tokens[0]
@@ -152,13 +153,13 @@ def test_nodes_beyond_the_scratch_slots_are_left_out(
 
 
 def test_a_lack_of_memory_costs_the_guesses_and_no_more(llama: TargetModel) -> None:
-    class Hungry:
+    class Hungry(DraftModel):
         depth, first_position, has_own_kv = DEPTH, 0, False
 
-        def forward(self, rows: object) -> None:
+        def forward(self, rows: DraftRows) -> Drafted:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    engine = engine_of(Hungry(), llama)  # type: ignore[arg-type]  # it never drafts
+    engine = engine_of(Hungry(), llama)
     session, tip = read(engine, PROMPT)
     assert guess(engine, guess_item(session, tip)) == ((),)
     assert len(write(engine, session, tip, 2)) == 2
@@ -185,7 +186,7 @@ def test_what_is_read_late_and_in_parts_guesses_as_what_is_read_at_once(
 
 def test_a_depth_of_0_reads_and_guesses_nothing(llama: TargetModel) -> None:
     engine = engine_of(draft_of("recurrent", llama), llama)
-    assert engine.drafter is not None
+    assert isinstance(engine.drafter, drafter_module.Drafter)
     session, tip = read(engine, PROMPT)
     assert guess(engine, guess_item(session, tip, 0)) == ((),)
     assert engine.drafter._valid[session.held[1:]].all()

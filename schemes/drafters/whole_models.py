@@ -1,27 +1,15 @@
-"""Loads the drafter that `--drafter` names, and defines those that are whole models: the target's first
-layers, or a small model beside the target."""
+"""Drafters of the verifier that are whole models: the target's first layers, or a small model beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from cloud_verifier.engine.drafting.draft_model import MOST_LEVELS, Drafted, DraftModel, DraftRows
-from cloud_verifier.engine.model.checkpoint import read_settings
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
-from cloud_verifier.model_source import EXIT, MTP
+from cloud_verifier.model_source import EXIT
 from common.errors import UserError
-from common.offers import offered
 from common.vocabulary import Vocabulary, explain_mismatch
-
-GROUP = "forerun.drafters"
-"""Entry points of drafters that are heads on the target, by kind: `schemes` has those of published papers."""
-
-DraftLoader = Callable[[str, TargetModel, bytes], DraftModel]
-"""Loads what `--drafter` names for a target, whose token table has this fingerprint. Raises `UserError`."""
+from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
 
 
-class EarlyExit:
+class EarlyExit(DraftModel):
     """Guesses with the target's first layers, then its own norm and head (LayerSkip: Elhoushi et al. 2024,
     arXiv 2404.16710).
 
@@ -43,7 +31,7 @@ class EarlyExit:
         return Drafted(self._model.forward(rows.tokens[None], rows.positions[None], rows.outputs))
 
 
-class SmallModel:
+class SmallModel(DraftModel):
     """Guesses with another causal LM of the same vocabulary. Raises `UserError` if it has another one."""
 
     depth = MOST_LEVELS
@@ -61,6 +49,14 @@ class SmallModel:
         return Drafted(logits[:, : self._vocab_size])
 
 
+def first_layers(source: str, target: TargetModel, _vocabulary: Vocabulary) -> EarlyExit:
+    """Return the first K layers of the target for `exit:K`. Raises `UserError` if it has fewer."""
+    number = source.partition(":")[2]
+    if not number.isdecimal():
+        raise UserError(f"--drafter is {source!r}; it must be {EXIT}:K with a number of layers K")
+    return EarlyExit(target, int(number))
+
+
 def load_small_model(source: str, target: TargetModel, vocabulary: Vocabulary) -> SmallModel:
     """Load a model of transformers that has the target's vocabulary. Raises `UserError` if it cannot be
     used."""
@@ -69,36 +65,3 @@ def load_small_model(source: str, target: TargetModel, vocabulary: Vocabulary) -
     if own.fingerprint != vocabulary.fingerprint:
         raise UserError(f"--drafter {source} has another vocabulary: {explain_mismatch(own, vocabulary)}")
     return SmallModel(model, target.vocab_size)
-
-
-def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> DraftModel:
-    """Load a file of `forerun heads train`, a folder or hub id of EAGLE-3 heads or of a small model, `mtp`
-    or `exit:K`.
-
-    Raises `UserError` if there is none, or if it does not fit the target.
-    """
-    name, _, number = source.partition(":")
-    if name == EXIT:
-        if not number.isdecimal():
-            raise UserError(f"--drafter is {source!r}; it must be {EXIT}:K with a number of layers K")
-        return EarlyExit(target, int(number))
-    kind = _kind_of(source)
-    if kind is None:
-        return load_small_model(source, target, vocabulary)
-    entry = offered(GROUP).get(kind)
-    if entry is None:
-        raise UserError(f"--drafter {source}: no installed package offers drafters of kind {kind}")
-    load: DraftLoader = entry.load()
-    return load(source, target, vocabulary.fingerprint)
-
-
-def _kind_of(source: str) -> str | None:
-    """Return the kind of heads that `source` names; None for a small model."""
-    if source == MTP:
-        return MTP
-    if Path(source).expanduser().is_file():
-        return "heads"
-    settings = read_settings(source)
-    if "draft_vocab_size" not in settings:  # which only heads with an output of their own have
-        return None
-    return str(settings.get("speculators_model_type", "eagle3"))

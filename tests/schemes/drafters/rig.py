@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, StepPlan
-from cloud_verifier.engine.drafting.draft_model import DraftModel
-from cloud_verifier.engine.drafting.draft_sources import EarlyExit, SmallModel
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.torch_engine import TorchEngine
+from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
 from common.calibration import Confidence
 from common.sampling import SamplingParams
+from schemes.drafters.drafter import DraftModel
 from schemes.drafters.heads import MedusaHeads, RecurrentHead, keep_features
+from schemes.drafters.whole_models import EarlyExit, SmallModel
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, plain_model
 
 DEPTH = 4
@@ -53,7 +53,7 @@ def small_model() -> TargetModel:
     return TargetModel("small", plain)
 
 
-def engine_of(draft: DraftModel | None, model: TargetModel, num_slots: int = NUM_SLOTS) -> TorchEngine:
+def engine_of(draft: OwnDraft | None, model: TargetModel, num_slots: int = NUM_SLOTS) -> TorchEngine:
     return TorchEngine(model, num_slots, draft=draft)
 
 
@@ -75,7 +75,7 @@ def read(engine: TorchEngine, tokens: Sequence[int], sampling: SamplingParams = 
 
 
 def guess(engine: TorchEngine, *items: GuessItem) -> tuple[tuple[Followers, ...], ...]:
-    return engine.guess(GuessPlan(items)).guesses
+    return engine.guess(GuessPlan(items)).guesses if engine.drafter else ((),) * len(items)
 
 
 def write(engine: TorchEngine, session: Session, tip: int, count: int) -> list[int]:
@@ -96,7 +96,7 @@ def plainly(model: TargetModel) -> Iterator[None]:
         yield
 
 
-def choices(draft: DraftModel | None, model: TargetModel) -> list[bytes]:
+def choices(draft: OwnDraft | None, model: TargetModel) -> list[bytes]:
     """Return all that the target says in random texts, guessed for by this draft."""
     engine, found = engine_of(draft, model), list[bytes]()
     evaluate = engine.evaluate
