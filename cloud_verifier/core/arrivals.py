@@ -192,20 +192,14 @@ class Arrivals:
             self.num_dropped += 1
             self._offers.dropped(parent, self._tree)
             return
-        place = self._attach(parent, token, logprob)
+        place = self._tree.attach(parent, token, logprob)
         if isinstance(place, Node):
-            self._number(place, wire_id)
+            place.wire_id = wire_id
             self._offers.arrived(place, draft, self._vocab_size)
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:
                 del self._places[next(iter(self._places))]
-
-    def _attach(self, parent: Place, token: int, logprob: float) -> Place:
-        return self._tree.attach(parent, token, logprob)
-
-    def _number(self, node: Node, wire_id: int) -> None:
-        node.wire_id = wire_id
 
     def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:

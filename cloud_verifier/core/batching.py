@@ -116,13 +116,11 @@ class Batcher:
         )
 
     def keep_pace(self, draft: StepDraft) -> StepDraft:
-        """Return the draft with longer prompt chunks if its nodes make the step longer.
+        """Return the draft with longer prompt chunks, because its nodes make the step longer.
 
         Prompts keep their share of the longer step, so nodes do not slow them down. A prompt that ends early
         evaluates its tip in the same step."""
         longer, num_nodes = draft.longer, sum(map(len, draft.nodes.values()))
-        if not longer or not draft.reading:
-            return draft
         sessions = {session.key: session for session in draft.members}
         owed = self._owed + longer * sum(
             count * self._token_time(sessions[key]) for key, count in draft.chunks.items()
@@ -141,8 +139,14 @@ class Batcher:
         spared = {session.key: kept for session in draft.reading}
         spared.update((session.key, min(1.0, 1.0 / longer)) for session in ended)
         late = [each for each in draft.reading if each.key in chunks and each.key not in draft.chunks]
-        members, decoding = (*draft.members, *late), (*draft.decoding, *ended)
-        return replace(draft, members=members, decoding=decoding, chunks=chunks, spared=spared)
+        return replace(
+            draft,
+            members=(*draft.members, *late),
+            decoding=(*draft.decoding, *ended),
+            chunks=chunks,
+            spared=spared,
+            nodes={**draft.nodes, **{each.key: [each.tree.tip] for each in ended}},
+        )
 
     def reads(self, plan: StepPlan) -> int:
         """Return the KV slots that a step reads; `rows_per_read` rows of an item share one read."""

@@ -18,7 +18,7 @@ from cloud_verifier.core.admission import (
     need_of,
 )
 from cloud_verifier.core.alarms import Alarms
-from cloud_verifier.core.batching import Batcher, OomBackoff, StepDraft, most_rows
+from cloud_verifier.core.batching import Batcher, OomBackoff, most_rows
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.draft_budget import DraftBudget
 from cloud_verifier.core.effects import Effect, End, Reply
@@ -123,7 +123,7 @@ class VerifyScheduler:
         except ForerunError as error:
             self._refuse(key, error, now)
             return
-        self._planner.look_whether_rows_pay([session])
+        self.credit.rows_pay = self.budget.may_pay([session], self.config.max_nodes_per_session - 1)
         credit = self.credit.of(session, len(self.sessions))
         session.tell_credit(credit)
         hold = 0.0 if came_at is None else now - came_at
@@ -140,6 +140,7 @@ class VerifyScheduler:
     def on_quotas(self, quotas: Quotas, now: float) -> None:
         """Use these quotas from now on. Open sessions continue."""
         self.tenants.change(quotas, now)
+        self._alarms.set(QUOTA_KEY, None)
 
     def on_propose(self, key: int, message: Propose, now: float) -> None:
         """Take nodes from the edge. Nodes of an ended session may have crossed its end and are ignored."""
@@ -195,7 +196,8 @@ class VerifyScheduler:
         if self._wait_until(ready, now) is not None:
             return None
         decoding = [session for session in ready if not session.num_prefill]
-        self._planner.recall(decoding)
+        if self.config.recall:
+            self._planner.recall(decoding)
         return self.drafter.plan(ready, self.budget.bare(decoding), now)
 
     def next_step(self, now: float) -> StepPlan | None:
@@ -203,25 +205,32 @@ class VerifyScheduler:
         ready."""
         if self._steps.running or (self.drafter and self.drafter.is_running):
             return None
-        self.preemption.readmit(now)
+        if self.preemption.num_waiting:
+            self.preemption.readmit(now)
         ready = self._ready(now)
         self.waits_until = self._wait_until(ready, now)
         self._alarms.set(WAIT_KEY, self.waits_until)
         if self.waits_until is not None:
             return None
         draft = self._planner.draft(ready, now, alone=len(self.sessions) == 1)
-        return self._begin(draft, now) if draft.members else None
-
-    def _begin(self, draft: StepDraft, now: float) -> StepPlan:
-        """Give the draft's rows their slots, charge them, and let the step run."""
-        plan, members = self._planner.rows(draft, self.memory), draft.members
+        members, chunks, nodes = draft.members, draft.chunks, draft.nodes
+        if not members:
+            return None
+        plan = StepPlan(
+            tuple(
+                session.plan(chunks.get(session.key, 0), nodes.get(session.key, ()), self.memory)
+                for session in members
+            )
+        )
         if len(members) < len(self.sessions):  # if all are, they stay in their order
             for session in members:
                 self.sessions.move_to_end(session.key)
-        self.tenants.charge(members, plan)
-        num_prefilled, num_reads = sum(draft.chunks.values()), self._batcher.reads(plan)
-        by_key = {session.key: session for session in members}
-        self._steps.running = Running(by_key, now, plan.num_rows, num_reads, num_prefilled, draft.spared)
+        if self.tenants.has_rates:
+            self.tenants.charge(members, plan)
+        by_key, num_reads = {session.key: session for session in members}, self._batcher.reads(plan)
+        self._steps.running = Running(
+            by_key, now, plan.num_rows, num_reads, sum(chunks.values()), draft.spared
+        )
         return plan
 
     def look_ahead(self) -> NextStep | None:
@@ -261,12 +270,13 @@ class VerifyScheduler:
         """Take the running step's choices: commit, reply, and free the slots of dead nodes. The step ended at
         `ended_at` (default: `now`). `next_began`: the engine has begun the step of `look_ahead`. Without
         `report` the driver calls `report` itself, once the engine runs the next step."""
-        if not next_began:
+        if self._steps.planned and not next_began:
             self.look_back()
         if not self._steps.fits(result):
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
-        running = self._take_running()
+        running = self._steps.take_running()
+        self.memory.step_over()
         ended_at = now if ended_at is None else ended_at
         parts = [
             self._apply(session, choices, now)
@@ -278,7 +288,8 @@ class VerifyScheduler:
         predicted = self.cost.predict_all(num_nodes, num_prompt, running.num_reads)
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
         self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
-        self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
+        if result.mask_times:
+            self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
         row_price = self.budget.settle(parts, running.spared)
         time_spent = self.drafter.time_spent if self.drafter else 0.0
         time = self.budget.note_pace(parts, done.duration + time_spent)
@@ -312,7 +323,8 @@ class VerifyScheduler:
         sessions are tried again one by one, so that one bad request ends only itself. If memory was short,
         all are tried again in smaller steps."""
         self.look_back()
-        running = self._take_running()
+        running = self._steps.take_running()
+        self.memory.step_over()
         self.counters.num_failed_steps += 1
         smaller = isinstance(error, CapacityError) and self.backoff.on_failure(running.num_rows)
         for session in running.sessions.values():
@@ -445,12 +457,15 @@ class VerifyScheduler:
         sessions run one by one, to find the one that broke it. Sessions whose deadline has passed, or whose
         tenant is above its rate, stay out."""
         everybody = [session for session in self.sessions.values() if session.ready_by(now)]
-        everybody, more_at = self.tenants.let_in(everybody, now)
-        self._alarms.set(QUOTA_KEY, more_at)
+        if self.tenants.has_rates:
+            everybody, more_at = self.tenants.let_in(everybody, now)
+            self._alarms.set(QUOTA_KEY, more_at)
         # After the quotas one session with expensive masks is chosen. If it is preempted, another one is
         # chosen: otherwise no step might run, and nothing would wake the verifier.
         while True:
-            ready, masks_at = self.mask_time.let_in(everybody, now)
+            ready, masks_at = everybody, None
+            if any(session.masks.dear for session in everybody):
+                ready, masks_at = self.mask_time.let_in(everybody, now)
             self._alarms.set(MASK_KEY, masks_at)
             if not self.preemption.secure(ready, self.sessions.values()):
                 break
@@ -469,8 +484,8 @@ class VerifyScheduler:
         wait: others then wait no longer than for its step."""
         times = list[float]()
         for session in ready:
-            until = session.wait(now)
-            if until is None:
+            until = None if session.num_prefill else session.awaited.until(now)
+            if until is None:  # it reads its prompt, or no nodes are close
                 return None
             times.append(until)
         for session in ready:
@@ -489,11 +504,6 @@ class VerifyScheduler:
         if part.lost and not in_next:
             self.preemption.leave(session)
         return part
-
-    def _take_running(self) -> Running:
-        running = self._steps.take_running()
-        self.memory.step_over()
-        return running
 
     def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
         session = part.session

@@ -50,8 +50,8 @@ class Tenants:
     """Holds the tenants that have a session, and every tenant's quota.
 
     The scheduler calls `charge_stream` for each stream and `check` for its `Open`, `enter` and `leave` as its
-    session begins and ends, then `let_in`, `trim` and `charge` for each step, in this order and with the same
-    `now`.
+    session begins and ends. If a quota has a rate (`has_rates`), it calls `let_in`, `trim` and `charge` for
+    each step, in this order and with the same `now`.
 
     A returning tenant keeps its earlier service, and starts with at least that of the least served tenant
     here (or of the last that left). So a tenant gains nothing by being away or by reconnecting for every
@@ -68,7 +68,7 @@ class Tenants:
         self._last_left = 0.0  # service
         self._quotas = Quotas()
         self._streams = Meters(lambda tenant: None)  # requested sessions
-        self._has_rates = False
+        self.has_rates = False
 
     def __len__(self) -> int:
         return len(self._here)
@@ -121,7 +121,7 @@ class Tenants:
         self._streams.change(lambda tenant: quotas.of(tenant).sessions, now)
         self.positions.change(lambda tenant: quotas.of(tenant).positions, now)
         every = (quotas.default, *quotas.tenants.values())
-        self._has_rates = any(quota.positions_per_second is not None for quota in every)
+        self.has_rates = any(quota.positions_per_second is not None for quota in every)
 
     def longest_text(self, name: str) -> int | None:
         """Return the most tokens of one text by the tenant's quota; None without such a limit."""
@@ -166,8 +166,6 @@ class Tenants:
 
     def let_in(self, ready: list[VerifySession], now: float) -> tuple[list[VerifySession], float | None]:
         """Return the sessions of `ready` whose tenants may have a position, and when more may have one."""
-        if not self._has_rates:
-            return ready, None
         let, held, rooms = list[VerifySession](), Counter[str](), dict[str, int | None]()
         for session in ready:
             name = session.tenant
@@ -183,8 +181,6 @@ class Tenants:
     def trim(self, draft: StepDraft, now: float) -> StepDraft:
         """Return the draft cut down to each tenant's quota. Each session keeps one position of its prompt, or
         its tip. Drafts are cut first."""
-        if not self._has_rates:
-            return draft
         chunks, nodes = dict(draft.chunks), dict(draft.nodes)
         by_tenant = dict[str, list[VerifySession]]()
         for session in draft.members:
@@ -197,21 +193,20 @@ class Tenants:
         return replace(draft, chunks=chunks, nodes=nodes)
 
     def charge(self, members: Sequence[VerifySession], plan: StepPlan) -> None:
-        if self._has_rates:
-            counts = Counter[str]()
-            for session, item in zip(members, plan.items, strict=True):
-                counts[session.tenant] += len(item.tokens)
-            self.positions.take(counts)
+        counts = Counter[str]()
+        for session, item in zip(members, plan.items, strict=True):
+            counts[session.tenant] += len(item.tokens)
+        self.positions.take(counts)
 
     def charge_ahead(self, sessions: Iterable[VerifySession]) -> bool:
         """Charge a step of these sessions' tips and return True, or return False if a quota forbids it."""
-        return not self._has_rates or self.positions.take_ahead(
+        return not self.has_rates or self.positions.take_ahead(
             Counter(session.tenant for session in sessions)
         )
 
     def give_back(self, sessions: Iterable[VerifySession]) -> None:
         """Return what `charge_ahead` took, because the step will not run."""
-        if self._has_rates:
+        if self.has_rates:
             num_sessions = Counter(session.tenant for session in sessions)
             self.positions.take({tenant: -number for tenant, number in num_sessions.items()})
 

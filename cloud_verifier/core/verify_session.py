@@ -361,10 +361,6 @@ class VerifySession:
         if not could_run and self.ready:
             self.ready_at = now
 
-    def wait(self, now: float) -> float | None:
-        """Return the time until which the next step should wait for the edge's nodes; None if it need not."""
-        return None if self.num_prefill else self.awaited.until(now)
-
     def defer(self, until: float) -> None:
         """Note that the step which the session could join waits for announced nodes."""
         self.ready_at = until
@@ -469,18 +465,27 @@ class VerifySession:
     def apply(self, choices: IntArray, memory: KvMemory, now: float, in_next: bool = False) -> StepProgress:
         """Apply the step's choices: commit, keep the committed slots and free the others. A prompt that is
         read completely goes to the prefix cache. `in_next`: the session's next step runs already."""
-        rows = self._end_rows()
+        rows, self.rows = self.rows, None
+        assert rows is not None, "in the step"
         nodes, slots = rows.nodes, rows.slots
         progress = StepProgress(self, self.ready_at, len(slots), len(nodes))
         self.ready_at = now
+        for node, choice in zip(nodes, choices.tolist(), strict=True):
+            node.choice = choice
+        self._walk(progress)
         if not rows.chunk and len(nodes) == 1:  # its tip alone, which is committed
-            nodes[0].choice = int(choices[0])
-            self._walk(progress)
             progress.outputs = (0,)
             memory.settle(self.lease, slots, ())
         else:
-            self._apply_tree(rows, choices.tolist(), progress, memory)
-            if rows.chunk and rows.nodes and not memory.recurrent:
+            for source in self._sources:
+                source.forget(self.tree, nodes)
+            on_path = [output for output, node in enumerate(nodes) if node.committed]
+            progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
+            kept, freed = slots[: rows.chunk], list[int]()
+            for node, slot in zip(nodes, slots[rows.chunk :], strict=True):
+                (kept if node.committed else freed).append(slot)
+            memory.settle(self.lease, kept, freed)
+            if rows.chunk and nodes and not memory.recurrent:
                 memory.publish(self.lease, self.evaluated, in_next)
         if self.awaited.is_told:
             had_nodes = any(node.wire_id for node in nodes[1:])
@@ -490,7 +495,8 @@ class VerifySession:
 
     def abort_step(self, memory: KvMemory) -> StepProgress:
         """Free the slots of a step without results, so that the session can try again."""
-        rows = self._end_rows()
+        rows, self.rows = self.rows, None
+        assert rows is not None, "in the step"
         memory.settle(self.lease, (), rows.slots)
         self._bare_step_granted |= rows.bare
         return StepProgress(self, self.ready_at, len(rows.slots), len(rows.nodes), lost=True)
@@ -519,21 +525,6 @@ class VerifySession:
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
         return np.array((tokens, positions, parents, slots), dtype=np.int32)
 
-    def _apply_tree(
-        self, rows: StepRows, choices: Sequence[int], progress: StepProgress, memory: KvMemory
-    ) -> None:
-        for node, choice in zip(rows.nodes, choices, strict=True):
-            node.choice = choice
-        self._walk(progress)
-        for source in self._sources:
-            source.forget(self.tree, rows.nodes)
-        on_path = [output for output, node in enumerate(rows.nodes) if node.committed]
-        progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
-        kept, freed = rows.slots[: rows.chunk], list[int]()
-        for node, slot in zip(rows.nodes, rows.slots[rows.chunk :], strict=True):
-            (kept if node.committed else freed).append(slot)
-        memory.settle(self.lease, kept, freed)
-
     def _walk(self, progress: StepProgress) -> None:
         """Commit the target's choices from the tip on, as far as they are known."""
         tree, tokens, sources = self.tree, progress.tokens, self._sources
@@ -549,12 +540,6 @@ class VerifySession:
             tree.advance(token)
             tokens.append(token)
             progress.finish = self.finish_reason()
-
-    def _end_rows(self) -> StepRows:
-        rows, self.rows = self.rows, None
-        if rows is None:
-            raise AssertionError(f"session {self.key} is not in the step")
-        return rows
 
 
 def _counting(start: int, count: int) -> IntArray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack
+from cloud_verifier.engine.packing import PrefixMarks, StepLimits
 from cloud_verifier.engine.sampling.grammar import TargetGrammars
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choice_rows
 from common.grammar import Tokens
@@ -48,6 +48,3 @@ class PackedEngine(TargetEngine):
     def choice_rows(self, item: StepItem) -> list[ChoiceRow]:
         """Return what each output row's choice depends on besides its logits, grammar masks included."""
         return choice_rows(item, self._grammars.mask)
-
-    def _pack(self, plan: StepPlan) -> PackedStep:
-        return pack(plan, self._limits, self._marks)

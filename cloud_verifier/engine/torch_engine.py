@@ -148,7 +148,9 @@ class TorchEngine(PackedEngine):
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         with capacity_errors(plan):
-            step = self._pack(plan)
+            step = pack(plan, self._limits, self._marks)
+            if self.drafter is not None:
+                self.drafter.note(step)
             if has_rules(plan) and len(step.outputs):
                 return self._by_rules(plan, step)
             return by_item(plan, self.runner.run(step))
@@ -157,16 +159,13 @@ class TorchEngine(PackedEngine):
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
         with capacity_errors(plan):
-            return self.forward(self._pack(plan))
+            step = pack(plan, self._limits, self._marks)
+            if self.drafter is not None:
+                self.drafter.note(step)
+            return self.forward(step)
 
     def guess(self, plan: GuessPlan) -> GuessResult:
         return super().guess(plan) if self.drafter is None else self.drafter.guess(plan)
-
-    def _pack(self, plan: StepPlan) -> PackedStep:
-        step = super()._pack(plan)
-        if self.drafter is not None:
-            self.drafter.note(step)
-        return step
 
     def _by_rules(self, plan: StepPlan, step: PackedStep) -> StepResult:
         """Run a step whose sessions asked for another rule than the coupled one. Rules read the logits."""
@@ -194,10 +193,7 @@ class TorchEngine(PackedEngine):
         this method."""
         if self.states is not None:
             for item in self.states.missing(step.items):
-                self._forward(pack(StepPlan((item,)), self._limits))
-        return self._forward(step)
-
-    def _forward(self, step: PackedStep) -> Tensor:
+                self.forward(pack(StepPlan((item,)), self._limits))
         packed = np.concatenate((step.tokens, step.positions, step.slots, step.outputs))
         num_rows = step.num_rows
         on_device = torch.from_numpy(packed).to(self.model.device)  # one transfer for all four

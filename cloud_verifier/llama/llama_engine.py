@@ -9,6 +9,7 @@ import numpy as np
 
 from cloud_verifier.core.engine_protocol import Chat, FloatArray, Stats, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.packed_engine import PackedEngine
+from cloud_verifier.engine.packing import pack
 from cloud_verifier.engine.sampling.host_choice import (
     Chosen,
     asked_logprobs,
@@ -73,7 +74,7 @@ class LlamaEngine(PackedEngine):
         }
 
     def _step(self, plan: StepPlan) -> StepResult:
-        step = self._pack(plan)
+        step = pack(plan, self._limits, self._marks)
         rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward.run(step)
         result = by_item(plan, Chosen(*choose_on_host(logits, rows)))
@@ -89,7 +90,7 @@ class LlamaEngine(PackedEngine):
 
     def logits(self, plan: StepPlan) -> FloatArray:
         """Run one step for its raw logits: float32 [O, V]. Raises as `evaluate`."""
-        return self.forward.run(self._pack(plan)).copy()
+        return self.forward.run(pack(plan, self._limits, self._marks)).copy()
 
     def clear(self) -> None:
         """Forget all KV. Prefixes that later steps name are evaluated again."""

@@ -73,7 +73,7 @@ class EngineThread:
         self._on_hints = on_hints
         self._plans: queue.SimpleQueue[StepPlan | GuessPlan | None] = queue.SimpleQueue()
         self._next: deque[NextStep] = deque()  # one at most; the thread that removes it owns it
-        self._stopped = False
+        self.stopped = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
@@ -84,7 +84,7 @@ class EngineThread:
 
     def stop(self) -> None:
         """Return when the running step is over."""
-        self._stopped = True
+        self.stopped = True
         self._next.clear()
         self._plans.put(None)
         self._thread.join()
@@ -142,16 +142,12 @@ class EngineThread:
         self._loop.call_soon_threadsafe(self._hear_hints, hints)
 
     def _hear_hints(self, hints: StepHints) -> None:
-        if not self._stopped:
+        if not self.stopped:
             self._on_hints(hints)
 
     def _tell(self, outcome: EngineOutcome) -> None:
         assert self._loop is not None, "started before"
-        self._loop.call_soon_threadsafe(self._hear, outcome)
-
-    def _hear(self, outcome: EngineOutcome) -> None:
-        if not self._stopped:
-            self._on_end(outcome)
+        self._loop.call_soon_threadsafe(self._on_end, outcome)
 
 
 class Worker:
@@ -306,11 +302,18 @@ class Worker:
     def _ended(self, outcome: EngineOutcome) -> None:
         """Take the outcome of a plan. The loop calls this directly and not through a task: with messages to
         send each turn of the loop takes milliseconds, while the engine waits for a plan."""
+        if self._engine_thread.stopped:
+            return
         try:
             if isinstance(outcome, GuessOutcome):
                 self._book_guesses(outcome)
+            elif isinstance(outcome.result, BaseException):
+                self._book_failure(outcome.plan, outcome.result)
             else:
-                self._book(outcome)
+                if not outcome.next_began:
+                    self._engine_thread.take_back()  # the planned step came too late
+                ended_at, next_began = outcome.ended_at, outcome.next_began
+                self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began, report=False)
             self._check_timer()
             if isinstance(outcome, StepOutcome) and outcome.next_began:
                 self._look_ahead()
@@ -325,16 +328,11 @@ class Worker:
         self.scheduler.on_hints(hints)
         self._deliver()
 
-    def _book(self, outcome: StepOutcome) -> None:
-        if not outcome.next_began:
-            self._engine_thread.take_back()  # the planned step came too late
-        if isinstance(outcome.result, BaseException):
-            fields = {"rows": outcome.plan.num_rows, "sessions": len(outcome.plan.items)}
-            logger.error("a step failed", exc_info=outcome.result, extra={"fields": fields})
-            self.scheduler.on_step_failed(_failure(outcome.result), self._clock())
-        else:
-            ended_at, next_began = outcome.ended_at, outcome.next_began
-            self.scheduler.on_step_done(outcome.result, self._clock(), ended_at, next_began, report=False)
+    def _book_failure(self, plan: StepPlan, error: BaseException) -> None:
+        self._engine_thread.take_back()
+        fields = {"rows": plan.num_rows, "sessions": len(plan.items)}
+        logger.error("a step failed", exc_info=error, extra={"fields": fields})
+        self.scheduler.on_step_failed(_failure(error), self._clock())
 
     def _book_guesses(self, outcome: GuessOutcome) -> None:
         drafter = self.scheduler.drafter

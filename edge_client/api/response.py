@@ -94,11 +94,14 @@ class _Choice:
 
     def feed(self, spans: Sequence[TextSpan]) -> Sequence[MessagePart]:
         """Add text to the message and return the parts that are certain now."""
-        return self._add(self.reader.feed(spans))
+        parts = self.reader.feed(spans)
+        self.message.add(parts)
+        return parts
 
     def finish(self, live: Live) -> tuple[Sequence[MessagePart], ChoiceEnd]:
         """End the text, which has been read whole. Return the message's rest and the end."""
-        rest = self._add(self.reader.finish())
+        rest = self.reader.finish()
+        self.message.add(rest)
         answer, figures = live.answer, live.answer.figures
         assert answer.finish is not None, "the text has ended"
         calls = self.message.calls
@@ -115,10 +118,6 @@ class _Choice:
             rejected=figures.wasted,
         )
         return rest, self.end
-
-    def _add(self, parts: Sequence[MessagePart]) -> Sequence[MessagePart]:
-        self.message.add(parts)
-        return parts
 
 
 class ResponseWriter:

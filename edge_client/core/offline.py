@@ -123,14 +123,12 @@ class Offline:
         del preview[: len(tokens)]
         return effects
 
-    def answered(self, now: float, own: ModeStatus) -> list[Effect]:
+    def answered(self, now: float, own: ModeStatus) -> ChangeMode:
         """Return to the policy's `own` mode, because the verifier writes again."""
-        was_told, self.is_told, self.active, self._end_told = self.is_told, False, False, False
+        self.is_told = self.active = self._end_told = False
         self._draft_at = None
-        if not was_told:
-            return []
         away = f"the verifier writes again after {now - self._alone_since:.1f} s"
-        return [ChangeMode(ModeStatus(own.mode, f"{away}; {own.why}"))]
+        return ChangeMode(ModeStatus(own.mode, f"{away}; {own.why}"))
 
     def finished(self, position: int) -> list[Effect]:
         """End the text at `position`; any guess beyond is void."""

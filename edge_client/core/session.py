@@ -421,13 +421,13 @@ class EdgeSession:
         self._silence.heard(now, usual=self.view.news_at is not None)
         self._effects += self._offline.committed(message.start, message.tokens)
         self._effects.append(Emit(message.start, message.tokens, message.server_made, message.logprobs))
-        self._effects += self._answered(now)
+        if self._offline.is_told:
+            self._effects.append(self._answered(now))
         self._emitted = message, now
 
-    def _answered(self, now: float) -> list[Effect]:
+    def _answered(self, now: float) -> Effect:
         """End the fallback, because the verifier writes again, and show the present mode."""
-        if self._offline.is_told:
-            self._standing = self._own_standing
+        self._standing = self._own_standing
         return self._offline.answered(now, self._standing)
 
     def _book(self) -> None:
@@ -513,7 +513,8 @@ class EdgeSession:
                 "this text has no such end"
             )
         self._effects += self._offline.finished(message.position)
-        self._effects += self._answered(now)  # the text may have been complete before
+        if self._offline.is_told:
+            self._effects.append(self._answered(now))  # the text may have been complete before
         self._end(message.reason, None)
 
     def _may_end(self, reason: FinishReason) -> bool:
@@ -586,7 +587,9 @@ class EdgeSession:
     def _send(self, now: float) -> None:
         if not self.view.stream_up or self.tree.num_speculative <= self.view.num_sent or self._sends_wait:
             return  # the verifier knows all nodes, as mostly after a Commit
-        nodes = self._growth.outgoing(self.policy.send(self.view))
+        nodes = self.policy.send(self.view)
+        if self.config.draws:
+            nodes = self._growth.outgoing(nodes)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 

@@ -278,8 +278,19 @@ class DraftGroup:
         most = [1 if self._is_held_back(each) else min(len(each.todo), each.limit) for each in drafters]
         rows = fair_shares(most, self._runtime.max_rows)
         for member, share in zip(drafters, rows, strict=True):
-            if share:
-                self._plan_rows(member, share, plan, slices)
+            if not share:
+                continue
+            start = plan.begin()
+            try:
+                member.session.plan_rows(member.todo[:share], plan)
+            except EngineSurprise as surprise:  # neither the batch nor the sequences have room
+                member.session.retract(plan.cut(start))
+                if not slices:  # other members of this turn took no room
+                    self._strike(member, surprise)
+                continue
+            if self._is_held_back(member):
+                member.reading += DEAR_MASKS
+            slices.append(BatchSlice(member, start, len(plan.tokens)))
         if readers:
             tokens = fair_shares([each.session.num_missing for each in readers], self._room_to_read(plan))
             for member, share in zip(readers, tokens, strict=True):
@@ -332,20 +343,6 @@ class DraftGroup:
         if self._owes_time and asks_again:
             return 0
         return min(self._runtime.n_batch - len(plan.tokens), self._most_read)
-
-    def _plan_rows(self, member: GroupMember, share: int, plan: BatchPlan, slices: list[BatchSlice]) -> None:
-        """Plan a member's rows if the batch and the sequences have room."""
-        start = plan.begin()
-        try:
-            member.session.plan_rows(member.todo[:share], plan)
-        except EngineSurprise as surprise:
-            member.session.retract(plan.cut(start))
-            if not slices:  # other members of this turn took no room
-                self._strike(member, surprise)
-            return
-        if self._is_held_back(member):
-            member.reading += DEAR_MASKS
-        slices.append(BatchSlice(member, start, len(plan.tokens)))
 
     def _evaluate(self, plan: BatchPlan, slices: list[BatchSlice]) -> None:
         plan.fill(self._runtime.batch)

@@ -23,8 +23,6 @@ from edge_client.core.effects import (
     Drafted,
     Expand,
     MoveTip,
-    Outcome,
-    ReadingTime,
     StartDrafter,
 )
 from edge_client.draft.group import DraftGroup, MemberAnswer
@@ -46,19 +44,19 @@ class PoolSeat:
         self.place = place
         self.is_released = False
         self._pool = pool
-        self._waiting: deque[Drafted] = deque()  # requested draft steps, in order
+        self.waiting: deque[Drafted] = deque()  # requested draft steps, in order
 
     def submit(self, effect: StartDrafter | MoveTip) -> None:
         """Carry the request out before later ones. Raise `LocalError` after `release`."""
-        self._post(effect)
+        self._pool.post((self, effect))
 
     def expand(self, effect: Expand, on_drafted: Drafted) -> None:
         """Run a draft step. The loop calls `on_drafted` later, unless the seat was released. Raise
         `LocalError` after `release`."""
-        self._post(effect)
-        self._waiting.append(on_drafted)
+        self._pool.post((self, effect))
+        self.waiting.append(on_drafted)
         if self._pool.is_closing:
-            asyncio.get_running_loop().call_soon(self.answer, put_away(), NOTHING_READ)
+            asyncio.get_running_loop().call_soon(self.end, put_away())
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` need no new evaluation."""
@@ -67,25 +65,15 @@ class PoolSeat:
     def release(self) -> None:
         """Release the seat; its text is kept for a similar one. A second call does nothing."""
         if not self.is_released:
-            self._post(None)
+            self._pool.post((self, None))
             self.is_released = True
-            self._waiting.clear()
+            self.waiting.clear()
             self._pool.on_release()
-
-    def answer(self, outcome: Outcome, reading: ReadingTime) -> None:
-        """Hand the outcome to the first waiting draft step, if there is one."""
-        if self._waiting:
-            self._waiting.popleft()(outcome, reading)
 
     def end(self, error: ForerunError) -> None:
         """Answer all draft steps with `error`, because the pool answers none any more."""
-        while self._waiting:
-            self.answer(error, NOTHING_READ)
-
-    def _post(self, wish: Wish) -> None:
-        if self.is_released:
-            raise LocalError("a generation drafts after it released its seat")
-        self._pool.post((self, wish))
+        while self.waiting:
+            self.waiting.popleft()(error, NOTHING_READ)
 
 
 class DraftPool:
@@ -167,7 +155,9 @@ class DraftPool:
         return self._group.num_kept(tokens)
 
     def post(self, request: Request) -> None:
-        """Post a request to the thread."""
+        """Post a request to the thread. Raise `LocalError` if its seat was released."""
+        if not isinstance(request, asyncio.Event) and request[0].is_released:
+            raise LocalError("a generation drafts after it released its seat")
         if self._held_back is None:
             self._inbox.put((request,))
         else:
@@ -189,7 +179,8 @@ class DraftPool:
         self._held_back = []
         try:
             for seat, answer in ended:
-                seat.answer(answer.outcome, answer.reading)
+                if seat.waiting:
+                    seat.waiting.popleft()(answer.outcome, answer.reading)
         finally:
             requests, self._held_back = self._held_back, None
             if requests:
@@ -201,7 +192,13 @@ class DraftPool:
         while self._receive():
             for place in range(self.num_seats):
                 self._carry_out(place)
-            answers = self._turn()
+            try:
+                answers = self._group.turn()
+            except Exception as error:  # outermost frame of a turn: drafting ends, no text does
+                logger.exception("! the drafter failed")
+                for place in range(self.num_seats):
+                    self._group.fail(place, LocalError(f"the drafter failed: {error}"))
+                answers = self._group.turn()
             if answers:
                 self._call(self._answer, [(self._drafting.pop(each.member), each) for each in answers])
 
@@ -248,15 +245,6 @@ class DraftPool:
             except Exception as error:  # outermost frame of a seat's request: only its drafting ends
                 logger.exception("! the drafter failed")
                 self._group.fail(place, LocalError(f"the drafter failed: {error}"))
-
-    def _turn(self) -> list[MemberAnswer]:
-        try:
-            return self._group.turn()
-        except Exception as error:  # outermost frame of a turn: drafting ends, no text does
-            logger.exception("! the drafter failed")
-            for place in range(self.num_seats):
-                self._group.fail(place, LocalError(f"the drafter failed: {error}"))
-            return self._group.turn()
 
     def _call(self, function: Callable[..., None], *arguments: object) -> None:
         """Call the function in the loop's thread."""

@@ -221,8 +221,13 @@ class VerifierStream:
                 size = response.ByteSize()
                 self.bytes_down += size
                 if not is_idle(response):
-                    self._take(decode_response(response))
-                self._measure(size)
+                    message = decode_response(response)
+                    if isinstance(message, Opened):
+                        self._opened(message)
+                    self._on_message(message)
+                if self._down_grain and size % self._down_grain and self.held is not None:
+                    self._down_grain = 0  # the first message off the grain ends the verifier's privacy
+                    self.held = replace(self.held, down=Privacy.OFF)
         except grpc.aio.AioRpcError as error:
             lost = to_error(error)
         except ForerunError as error:
@@ -239,21 +244,15 @@ class VerifierStream:
         self._outgoing.put_nowait(None)  # else grpc's task would wait for requests until it is destroyed
         self._on_lost(lost)
 
-    def _take(self, message: ServerMessage) -> None:
-        if isinstance(message, Opened) and self._open is not None:
+    def _opened(self, message: Opened) -> None:
+        """Note the privacy of the stream."""
+        if self._open is not None:
             if message.privacy is Privacy.PADDED:
                 self._grain = up_grain(self._open)
             down = message.privacy or Privacy.OFF  # None: a version without any
             self._down_grain = 0 if down is Privacy.OFF else down_grain(self._open)
             self.held = Held(Privacy.PADDED if self._grain else Privacy.OFF, down)
             self._on_opened(self)
-        self._on_message(message)
-
-    def _measure(self, size: int) -> None:
-        """Note a message's bytes. The first that is off the grain ends the verifier's privacy."""
-        if self._down_grain and size % self._down_grain and self.held is not None:
-            self._down_grain = 0
-            self.held = replace(self.held, down=Privacy.OFF)
 
 
 class VerifierChannel:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import assert_never
 
 from common.errors import ForerunError, LocalError, UnavailableError
@@ -82,6 +82,7 @@ class Generation:
         self.reason: FinishReason | None = None
         self.modes: list[ModeStatus] = []  # every change, in order
         self.rtts: deque[float] = deque(maxlen=NUM_RTTS)  # as measured, the newest last; seconds
+        self._take = session.on_message  # a relay answers its device, too
         self._streams = streams
         self._drafts = drafts
         self._clock = clock
@@ -136,7 +137,7 @@ class Generation:
         before = rtt.num_samples
         try:
             call(self._clock())
-            self._carry_out_all()
+            self._carry_out(self.session.effects())
         except ForerunError as error:
             self._fail(error)
         except Exception as error:  # outermost frame of every callback: the user must learn of a defect
@@ -148,12 +149,9 @@ class Generation:
 
     def _on_message(self, stream: VerifierStream, message: ServerMessage) -> None:
         if stream is self._stream:
-            self._input(lambda now: self._take(message, now))
+            self._input(lambda now: self._take(message, now, plan=False))
             if isinstance(message, Commit):
                 self._plan_after(TURNS_TO_READERS)
-
-    def _take(self, message: ServerMessage, now: float) -> None:
-        self.session.on_message(message, now, plan=False)
 
     def _plan_after(self, turns: int) -> None:
         """Plan after the reader has had its text. Planning takes a millisecond."""
@@ -188,41 +186,35 @@ class Generation:
 
     def _fail(self, error: ForerunError) -> None:
         self.session.fail(error, self._clock())
-        self._carry_out_all()
+        self._carry_out(self.session.effects())
 
-    def _carry_out_all(self) -> None:
-        for effect in self.session.effects():
-            self._carry_out(effect)
-
-    def _carry_out(self, effect: Effect) -> None:
-        match effect:
-            case StartDrafter() | MoveTip():
-                if self._drafts is not None:
-                    self._drafts.submit(effect)
-            case Expand():
-                self._expand(effect)
-            case Connect():
-                self._connect()
-            case Send():
-                if self._stream is not None:
-                    self._stream.send(effect.message)
-            case Probe():
-                self._ask(effect.patience)
-            case ChangeMode():
-                logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
-                self.modes.append(effect.standing)
-                self._shown.put_nowait(effect)
-            case Emit() | Preview() | Withdraw() | PreviewEnds() | Finished():
-                self._shown.put_nowait(effect)
-            case _:
-                assert_never(effect)
-
-    def _expand(self, effect: Expand) -> None:
-        if self._drafts is None:
-            missing = LocalError("there is no drafter")
-            asyncio.get_running_loop().call_soon(self._on_drafted, missing, NOTHING_READ)
-        else:
-            self._drafts.expand(effect, self._on_drafted)
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartDrafter() | MoveTip():
+                    if self._drafts is not None:
+                        self._drafts.submit(effect)
+                case Expand():
+                    if self._drafts is not None:
+                        self._drafts.expand(effect, self._on_drafted)
+                    else:
+                        missing = LocalError("there is no drafter")
+                        asyncio.get_running_loop().call_soon(self._on_drafted, missing, NOTHING_READ)
+                case Connect():
+                    self._connect()
+                case Send():
+                    if self._stream is not None:
+                        self._stream.send(effect.message)
+                case Probe():
+                    self._ask(effect.patience)
+                case ChangeMode():
+                    logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
+                    self.modes.append(effect.standing)
+                    self._shown.put_nowait(effect)
+                case Emit() | Preview() | Withdraw() | PreviewEnds() | Finished():
+                    self._shown.put_nowait(effect)
+                case _:
+                    assert_never(effect)
 
     def _connect(self) -> None:
         self._drop_stream()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -21,7 +21,7 @@ from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.outbox import Outbox, Pace
 from common.calibration import Beliefs
 from common.errors import Code, ForerunError, LocalError, PeerError, UnavailableError, UserError
-from common.messages import Close, Drain, Open, Propose, ServerMessage
+from common.messages import Close, Drain, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
@@ -87,6 +87,7 @@ class RelayedText(Generation):
         super().__init__(relayed.edge, streams, seat)
         self.outbox = Outbox(self._on_full)
         self._relayed = relayed
+        self._take = relayed.on_message
         self._stall: asyncio.TimerHandle | None = None  # while the device does not read
         self._broken: PeerError | None = None  # the device broke a rule
 
@@ -124,16 +125,11 @@ class RelayedText(Generation):
             self._broken = error
             raise
 
-    def _take(self, message: ServerMessage, now: float) -> None:
-        self._relayed.on_message(message, now, plan=False)
-
-    def _carry_out(self, effect: Effect) -> None:
-        if isinstance(effect, Send):
-            self._relayed.sent(effect.message)
-        super()._carry_out(effect)
-
-    def _carry_out_all(self) -> None:
-        super()._carry_out_all()
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._relayed.sent(effect.message)
+        super()._carry_out(effects)
         for answer in self._relayed.answers():
             self.outbox.put_nowait(answer)
 

@@ -95,7 +95,6 @@ def test_prompts_have_their_share_of_what_drafts_add_to_a_step() -> None:
     yard.decoding()
     yard.session(1000)
     batch = yard.batcher.batch(yard.ready)
-    assert yard.batcher.keep_pace(batch) is batch
     longer = yard.batcher.keep_pace(drafted(batch, 16, 0.5))
     assert (longer.chunks, longer.spared) == ({2: 77 + 38}, {2: 1.0})
     again = yard.batcher.keep_pace(drafted(batch, 16, 0.5))

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_verifier.core.engine_protocol import RowLogprobs, StepResult
+from cloud_verifier.core.engine_protocol import StepResult
 from cloud_verifier.core.ledger import Waits
 from cloud_verifier.core.near_ties import NearTies
 from common.errors import PeerError
-from common.messages import TokenLogprobs
-from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, count, siblings
+from tests.cloud_verifier.core.bench import Bench, ask, chain, count, siblings
 
 
 def test_a_session_knows_what_it_has_had() -> None:
@@ -29,16 +28,6 @@ def test_a_session_knows_what_it_has_had() -> None:
     assert (tally.num_steps, tally.num_rows, tally.num_drafts, tally.num_won) == (2, 6, 3, 2)
     assert (tally.num_committed, tally.num_server_made) == (4, 2)
     assert not tally.resumed
-
-
-def test_tips_without_drafts_and_tokens_of_the_verifier_are_counted() -> None:
-    bench = Bench()
-    bench.open(1)
-    bench.open(2)
-    bench.propose(2, chain(2, anchor=0, logprob=0.0))
-    bench.step()
-    counters = bench.scheduler.counters
-    assert (counters.num_bare, counters.num_committed, counters.num_server_made) == (1, 3, 2)
 
 
 def test_what_was_cached_and_what_was_written_before_is_told() -> None:
@@ -119,27 +108,6 @@ def test_streams_that_never_had_a_session_are_counted_by_the_status_that_they_go
     scheduler.on_timer(12.0)
     assert scheduler.counters.num_refused["UNAVAILABLE"] == 1
     assert scheduler.counters.num_finished == {"LOST": 1, "UNAVAILABLE": 1}
-
-
-def test_what_is_told_is_what_is_sent() -> None:
-    """Over a whole text: the tokens of the session's commits, and its rows of all steps."""
-    bench = Bench()
-    bench.open(1, ask((1, 2, 3)))
-    tally, num_tokens, num_rows = bench.scheduler.sessions[1].tally, 0, 0
-    bench.propose(1, chain(4, 5, 9, 9, anchor=2))
-    while bench.scheduler.sessions:
-        plan = bench.begin()
-        num_rows += plan.num_rows
-        num_tokens += sum(len(commit.tokens) for commit in commits(bench.end(plan)))
-    assert (tally.num_committed, tally.num_rows) == (num_tokens, num_rows)
-    assert num_tokens == 40
-
-
-def test_logprobs_are_told_of_the_rows_whose_choices_became_text() -> None:
-    half = np.array([-0.5, -1.5, -2.5], np.float32)
-    rows = RowLogprobs(half, np.array([[3], [1], [2]], np.int32), np.array([[-0.25], [-1], [-2]], np.float32))
-    assert rows.of([2, 0]) == (TokenLogprobs(-2.5, ((2, -2.0),)), TokenLogprobs(-0.5, ((3, -0.25),)))
-    assert rows.of([]) == ()
 
 
 # Margins -----------------------------------------------------------------------------------------------

@@ -39,29 +39,12 @@ def test_a_bucket_begins_full_and_fills_at_its_rate() -> None:
     assert found.room("b", 9.0) == 5, "another tenant's is its own"
 
 
-def test_without_a_rate_there_is_no_bound() -> None:
-    found = of(Quota(max_sessions=1), a=Quota(positions_per_second=1.0))
-    assert (found.room("b", 0.0), found.wait("b", 10**9, 0.0)) == (None, 0.0)
-    assert found.room("a", 0.0) == 1
-
-
 def test_a_wait_is_until_so_many_are_there() -> None:
     found = meters(4.0, 8)
     found.take({"a": found.room("a", 0.0) or 0})
     assert found.wait("a", 2, 0.0) == 0.5
     assert found.wait("a", 100, 0.0) == 2.0, "more than the burst there never are"
     assert found.wait("a", 2, 1.0) == 0.0
-
-
-def test_a_step_looked_ahead_to_takes_what_was_known_and_may_give_it_back() -> None:
-    found = meters(1.0, 3)
-    assert found.room("a", 0.0) == 3
-    assert found.take_ahead({"a": 2, "free": 9})
-    assert not found.take_ahead({"a": 2})
-    found.take({"a": -2})
-    assert found.take_ahead({"a": 3})
-    found.take({"a": -99})
-    assert found.room("a", 0.0) == 3, "never above the burst"
 
 
 def test_changed_quotas_take_nothing_back_and_give_nothing() -> None:
@@ -99,14 +82,6 @@ def test_who_finds_it_empty_is_told_a_turn_of_its_own() -> None:
     for _ in range(1000):
         assert found.turn("a", 9.0) <= MOST_AHEAD
     assert of(Quota()).turn("a", 0.0) == 0.0
-
-
-def test_a_burst_is_a_second_of_its_rate_and_one_at_least() -> None:
-    quota = Quota(positions_per_second=0.5, sessions_per_second=4.0)
-    assert (quota.positions, quota.sessions) == (Rate(0.5, 1.0), Rate(4.0, 4.0))
-    quota = Quota(positions_per_second=0.5, burst=7, sessions_per_second=4.0, session_burst=1)
-    assert (quota.positions, quota.sessions) == (Rate(0.5, 7.0), Rate(4.0, 1.0))
-    assert (Quota().positions, Quota().sessions) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -209,17 +184,6 @@ def test_a_verifier_that_drains_sends_elsewhere_who_asks_too_often() -> None:
 
 
 # In a step --------------------------------------------------------------------------------------------
-
-
-def test_whose_rate_is_used_up_waits_and_the_alarm_says_until_when() -> None:
-    found = bench(only("a", positions_per_second=10.0, burst=2))
-    assert ends(found.open(1, tenant="a")) == []
-    found.step(0.0)
-    found.step(0.0)
-    assert found.scheduler.next_step(0.0) is None
-    assert found.scheduler.next_timer_at == pytest.approx(0.1)
-    found.scheduler.on_timer(0.1)
-    assert rows(found.begin(0.1)) == {1: [3]}
 
 
 def test_another_tenant_is_not_held() -> None:

@@ -11,20 +11,6 @@ from common.prompt_lookup import NO_TEXTS
 from tests.cloud_verifier.core.bench import Bench, ask, rows
 
 
-def test_a_tenant_is_here_while_it_has_a_session() -> None:
-    tenants = Tenants()
-    tenants.enter("a", 50)
-    tenants.enter("a", 70)
-    tenants.hold("a", 10)
-    assert (tenants.get("a").num_sessions, tenants.get("a").num_slots, len(tenants)) == (2, 130, 1)
-    tenants.note_service("a", 9, 7)
-    assert (tenants.get("a").service, tenants.get("a").num_wasted) == (9, 7)
-    tenants.leave("a", 50)
-    tenants.leave("a", 80)
-    tenants.note_service("a", 1, 1)
-    assert (tenants.get("a").num_sessions, len(tenants)) == (0, 0)
-
-
 def test_who_comes_starts_level_with_the_least_served() -> None:
     tenants = Tenants()
     tenants.enter("a", 1)
