@@ -223,12 +223,7 @@ class TargetEngine(ABC):
         """Prepare what the first grammar needs. From any thread, without waiting for `evaluate`."""
 
 
-# The children of a node as an acceptance rule considers them, frozen when a step is planned.
-#
-# The decision to consider a child must not depend on the child's token. So a rule considers all children that
-# have arrived when the step is planned, also children that the step does not evaluate, because evaluation
-# depends on how likely a child is. Children that arrive later, the verifier's own guesses and children
-# without a distribution are matched by equality alone.
+# What acceptance rules other than the coupled one need (`schemes/rules`).
 
 
 @dataclass(frozen=True, slots=True)

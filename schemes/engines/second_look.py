@@ -2,7 +2,7 @@
 
 Reflective verification (arXiv 2505.18629): below the draft stand a reflective prompt, the end of the text
 before the draft once more, and a copy of the draft. The rows of the copy tell what the target thinks of the
-same tokens after the prompt, and `core.rules` fuses both. Here they are further rows of the session's tree,
+same tokens after the prompt, and the rule fuses both. Here they are further rows of the session's tree,
 below its chain of first children. Their KV is written to slots that this engine keeps back, and is forgotten.
 
 Steps without such a session pass as they are. A session gets no second look in a step without a draft, in a

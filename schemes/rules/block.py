@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import BLOCK, Chances
 from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import TokenArray, left_over, residual, sample
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 
 @dataclass(slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cloud_verifier.core.rules import RuleRows
 from common.chances import Chances
 from common.errors import LocalError
 from schemes.rules.row_laws import row_by_row
+from schemes.rules.rule_rows import RuleRows
 from schemes.rules.trained_judge import Judge
 
 

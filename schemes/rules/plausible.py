@@ -21,10 +21,10 @@ from functools import partial
 
 import numpy as np
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.acceptance import Acceptance
 from common.chances import Chances
 from schemes.rules.row_laws import row_by_row
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 GoodEnough = Callable[[FloatArray, int, Acceptance], bool]
 """Returns whether a token may follow, by the target's probabilities [V]."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import Chances
 from schemes.rules.row_laws import row_by_row
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 LEAST = 1e-12
 """Chance of a token that the second look excludes. Without it one such look would be a veto."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule
 from common.chances import ACCEPT, Chances
 from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import TokenArray, residual, row_by_row, sample
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 
 def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[int, int]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import SAMPLE, Chances
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 TokenArray = NDArray[np.int64]
 

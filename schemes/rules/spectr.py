@@ -15,10 +15,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from cloud_verifier.core.rules import FloatArray, RuleRows
 from common.chances import ACCEPT, Chances
 from schemes.rules.drafts import remaining
 from schemes.rules.row_laws import residual, row_by_row, sample
+from schemes.rules.rule_rows import FloatArray, RuleRows
 
 
 def spectr(rows: RuleRows, chances: Chances) -> dict[int, int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.rules import RuleRows, decide, rule_of
+from cloud_verifier.core.rules import decide, rule_of
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft
 from common.chances import Chances, SeededChances
 from common.choice import choose
@@ -23,6 +23,7 @@ from common.sampling import SamplingParams
 from schemes.rules import spectr
 from schemes.rules.drafts import draw, quantised
 from schemes.rules.row_laws import residual
+from schemes.rules.rule_rows import RuleRows
 from schemes.rules.trained_judge import FEATURES, Judge, features
 from tests import wording
 from tests.worlds.enumeration import Branch, distance, law_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cloud_verifier.core.arrivals import Offers, offers_of
+from cloud_verifier.core.arrivals import offers_of
 from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
 from cloud_verifier.core.kv_memory import KvMemory
 from cloud_verifier.core.sources import RecalledText, VerifierSource
@@ -17,6 +17,7 @@ from common.errors import Code, PeerError
 from common.messages import Open, Propose
 from common.prompt_lookup import PromptLookup
 from common.sampling import SamplingParams
+from schemes.rules.offers import Offers
 from tests import wording
 from tests.cloud_verifier.core.bench import VOCAB, Bench, ask, leased
 
