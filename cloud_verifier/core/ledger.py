@@ -5,6 +5,7 @@ They are updated by `VerifyScheduler.report`, while the engine already runs the 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,6 @@ from itertools import repeat
 from statistics import fmean
 
 from cloud_verifier.core.engine_protocol import FloatArray, RowLogprobs
-from cloud_verifier.core.near_ties import NearTies
 from cloud_verifier.core.verify_session import SessionTally, StepProgress, VerifySession
 from common.estimators import IntervalEstimator
 from common.messages import TokenLogprobs
@@ -112,6 +112,28 @@ class StepDone:
                 yield part, () if rows is None else rows.of(part.outputs)
 
 
+class NearTies:
+    """Counts near ties of committed choices, over all sessions since the verifier began.
+
+    A margin is the choice's score minus the runner-up's, in logits. Under sampling the scores are logits over
+    the temperature plus noise, so a margin times the temperature is the change of a logit that turns the
+    choice. Choices of rejected draft rows do not count. Neither do candidates removed by a filter (top-k,
+    top-p, min-p), although rounding may also move a filter's edge.
+    """
+
+    def __init__(self, near_tie: float) -> None:
+        self.near_tie = near_tie  # logits below which rounding could turn a choice
+        self.num_near_ties = 0
+        self.smallest = math.inf
+
+    def note(self, margins: FloatArray, temperature: float) -> None:
+        """Count the `margins` of committed choices of one session, any number, as in `StepResult`."""
+        for scaled in margins.tolist():
+            margin = scaled * temperature if temperature > 0.0 else scaled
+            self.num_near_ties += margin < self.near_tie
+            self.smallest = min(self.smallest, margin)
+
+
 class Ledger:
     """Holds one verifier's totals since it began, and its newest step. `near_tie` as in `NearTies`."""
 
@@ -125,8 +147,25 @@ class Ledger:
         step, counters, waits = done.step, self.counters, Waits()
         before = counters.num_committed
         for part, margins in zip(done.parts, done.margins, strict=True):
-            if not part.lost:
-                self._enter(part, margins, done, waits)
+            if part.lost:
+                continue
+            tally, num_drafts = part.session.tally, part.num_drafts
+            num_won, num_tokens = part.num_won, len(part.tokens)
+            temperature = part.session.request.sampling.temperature
+            self.near_ties.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
+            tally.count_step(step.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
+            counters.num_evaluated += part.num_outputs
+            counters.num_committed += num_tokens
+            if num_drafts:
+                counters.num_drafts += num_drafts
+                counters.count_won(num_won)
+            else:
+                counters.num_bare += part.num_outputs
+            if num_tokens:
+                num_server_made = part.server_made.bit_count()
+                counters.num_server_made += num_server_made
+                waits.add(tally, done.reported_at)
+                tally.count_commit(num_tokens, num_won, num_server_made, done.reported_at)
         counters.num_steps += 1
         counters.num_prefilled += step.num_prefilled
         queue_times = tuple(max(0.0, step.began_at - part.ready_at) for part in done.parts)
@@ -144,22 +183,3 @@ class Ledger:
             predicted=done.predicted,
             waits=waits,
         )
-
-    def _enter(self, part: StepProgress, margins: FloatArray, done: StepDone, waits: Waits) -> None:
-        counters, tally = self.counters, part.session.tally
-        num_drafts, num_won, num_tokens = part.num_drafts, part.num_won, len(part.tokens)
-        temperature = part.session.request.sampling.temperature
-        self.near_ties.note(margins[part.outputs] if num_drafts else margins[:num_tokens], temperature)
-        tally.count_step(done.step.began_at, part.num_rows, num_drafts, part.num_outputs - num_drafts)
-        counters.num_evaluated += part.num_outputs
-        counters.num_committed += num_tokens
-        if num_drafts:
-            counters.num_drafts += num_drafts
-            counters.count_won(num_won)
-        else:
-            counters.num_bare += part.num_outputs
-        if num_tokens:
-            num_server_made = part.server_made.bit_count()
-            counters.num_server_made += num_server_made
-            waits.add(tally, done.reported_at)
-            tally.count_commit(num_tokens, num_won, num_server_made, done.reported_at)

@@ -33,10 +33,11 @@ class PackedEngine(TargetEngine):
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem` and for a failure of
         the library, and `CapacityError` if there is no memory for the step."""
+        if not any(item.sampling.grammar for item in plan.items):
+            return self._step(plan)
         self._grammars.take_times()  # of a step that failed: its sessions may be gone
         result = self._step(plan)
-        times = self._grammars.take_times()
-        return replace(result, mask_times=times) if times else result
+        return replace(result, mask_times=self._grammars.take_times())
 
     def check_grammar(self, request: Open) -> None:
         self._grammars.check(request)

@@ -252,8 +252,8 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         self._worker.monitor.note_received(key, known, request.ByteSize())
         if wait := pace.take(asyncio.get_running_loop().time()):
             await asyncio.sleep(wait)
-        asked = request.open  # empty for other messages
-        check_count(len(asked.prompt), len(asked.committed), self._info.max_positions)
+        if kind == "open":  # before its tokens are read
+            check_count(len(request.open.prompt), len(request.open.committed), self._info.max_positions)
         message = decode_request(request)
         if opened == isinstance(message, Open):
             words = "a second Open came on this stream" if opened else "a stream begins with Open"

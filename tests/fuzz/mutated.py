@@ -14,7 +14,8 @@ from common.messages import Close, Open, Propose
 from common.pb import verifier_pb2 as pb
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from edge_client.core.policies import SyncPolicy, TreePolicy, TreeSettings
+from edge_client.core.policies import SyncPolicy
+from schemes.policies.tree import TreePolicy
 from tests.fuzz.cases import DEADLINES, ENDS, HURRY, LIMITS, Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.garbled import GARBLED
 from tests.fuzz.meaningless import REAL, TENANTS, TOKEN, WIDE, openings, proposals
@@ -27,13 +28,13 @@ SPECS = {
     "tree": EdgeSpec(
         PROMPT,
         SamplingParams(temperature=0.7, max_tokens=24, seed=5, ignore_eos=True),
-        lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.01)),
+        lambda: TreePolicy(width=3, max_children=3, cut=0.01),
         lambda: TinyDrafter(blend=0.3),
     ),
     "drawn": EdgeSpec(
         PROMPT,
         SamplingParams(temperature=1.0, max_tokens=24, seed=6, ignore_eos=True),
-        lambda: TreePolicy(TreeSettings(width=2, max_children=2, cut=0.01)),
+        lambda: TreePolicy(width=2, max_children=2, cut=0.01),
         lambda: TinyDrafter(blend=0.3),
         acceptance=make_acceptance("specinfer"),
         draft_top=4,

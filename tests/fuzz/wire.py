@@ -22,9 +22,9 @@ from cloud_verifier.identity.identity import Identity
 from cloud_verifier.server.calls import SERVICE_NAME
 from common.sampling import SamplingParams
 from common.wire.status import Status
-from edge_client.core.policies import TreePolicy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings
+from schemes.policies.tree import TreePolicy
 from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_all_returned, check_status, no_complaint
 from tests.fuzz.strangers import TENANT, UNSURE, Witness, authorization

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from common.tree import Node
-from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, TreePolicy, make_policy
+from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
+from schemes.policies.tree import TreePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
 from simulator.knowledge import Knowledge

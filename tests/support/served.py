@@ -12,10 +12,10 @@ from cloud_verifier.server.worker import Worker
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
 from edge_client.core.effects import SessionConfig
-from edge_client.core.policies import TreePolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
+from schemes.policies.tree import TreePolicy
 
 
 async def written(

@@ -23,10 +23,11 @@ from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.core.effects import Fallback, SessionConfig
-from edge_client.core.policies import GrowthPolicy, TreePolicy
+from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.network.generation import Generation
+from schemes.policies.tree import TreePolicy
 from tests.support.drafter_thread import DrafterThread
 from tests.worlds.models import VOCAB, TinyDrafter, TinyTarget
 

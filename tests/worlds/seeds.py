@@ -9,21 +9,14 @@ from dataclasses import replace
 from cloud_verifier.core.limits import SchedulerConfig
 from common.messages import TokenLogprobs
 from common.sampling import SamplingParams
-from edge_client.core.policies import (
-    AdaptivePolicy,
-    AdaptiveSettings,
-    ChainPolicy,
-    GrowthPolicy,
-    OffPolicy,
-    SyncPolicy,
-    TreePolicy,
-    TreeSettings,
-)
+from edge_client.core.policies import AdaptivePolicy, AdaptiveSettings, GrowthPolicy, OffPolicy, SyncPolicy
+from schemes.policies.chain import ChainPolicy
+from schemes.policies.tree import TreePolicy
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone, tiny_logprobs
 from tests.worlds.world import EdgeSpec, World, WorldSpec
 
 POLICIES: dict[str, Callable[[], GrowthPolicy]] = {
-    "tree": lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.01)),
+    "tree": lambda: TreePolicy(width=3, max_children=3, cut=0.01),
     "chain": lambda: ChainPolicy(cut=0.01, max_depth=12),
     "sync": lambda: SyncPolicy(3),
     "off": OffPolicy,

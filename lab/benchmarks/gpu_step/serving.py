@@ -95,10 +95,10 @@ async def ask(
 ) -> tuple[list[int], dict[str, Any]]:
     """Return the verifier's text after `prompt` to an edge that drafts nothing, and its seconds."""
     from edge_client.core.effects import SessionConfig
-    from edge_client.core.policies import TreePolicy
     from edge_client.core.session import EdgeSession
     from edge_client.network.channel import VerifierChannel
     from edge_client.network.generation import Generation
+    from schemes.policies.tree import TreePolicy
 
     config = SessionConfig(tuple(prompt), sampling, fingerprint, patience=None)
     times: list[float] = []

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.engine_protocol import StepResult
-from cloud_verifier.core.ledger import Waits
-from cloud_verifier.core.near_ties import NearTies
+from cloud_verifier.core.ledger import NearTies, Waits
 from common.errors import PeerError
 from tests.cloud_verifier.core.bench import Bench, ask, chain, count, siblings
 

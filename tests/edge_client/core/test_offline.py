@@ -29,15 +29,10 @@ from edge_client.core.effects import (
     SessionConfig,
     Withdraw,
 )
-from edge_client.core.policies import (
-    AdaptivePolicy,
-    AdaptiveSettings,
-    ChainPolicy,
-    GrowthPolicy,
-    make_policy,
-)
+from edge_client.core.policies import AdaptivePolicy, AdaptiveSettings, GrowthPolicy, make_policy
 from edge_client.core.policies.governor import STEPS_SAVED
 from edge_client.core.session import EdgeSession
+from schemes.policies.chain import ChainPolicy
 from tests import wording
 
 PROMPT = (7, 8)

@@ -12,14 +12,11 @@ from common.errors import UserError
 from common.messages import INITIAL_CREDIT
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies import (
-    ChainPolicy,
     GrowthPolicy,
     GrowthView,
     OffPolicy,
     SyncPolicy,
     TokenCandidate,
-    TreePolicy,
-    TreeSettings,
     make_policy,
 )
 from edge_client.core.policies.base import (
@@ -29,6 +26,8 @@ from edge_client.core.policies.base import (
     sort_likeliest_first,
     unsent,
 )
+from schemes.policies.chain import ChainPolicy
+from schemes.policies.tree import TreePolicy
 from tests import wording
 
 CANDIDATES = tuple(
@@ -79,8 +78,8 @@ def test_a_synchronous_block_is_named_with_its_length(text: str) -> None:
 def test_settings_are_named_one_by_one() -> None:
     policy = make_policy("tree:width=4,cut=0.01")
     assert isinstance(policy, TreePolicy)
-    assert policy.settings == TreeSettings(width=4, cut=0.01)
-    assert isinstance(policy.settings.width, int)
+    assert (policy._width, policy._max_children) == (4, 3)
+    assert isinstance(policy._width, int)
 
 
 @pytest.mark.parametrize("text", ["", "best", "Sync", ":4"])
@@ -169,7 +168,7 @@ def test_a_chain_stops_where_its_path_is_less_likely_than_the_cut() -> None:
 
 
 def test_a_tree_drafts_the_likeliest_nodes_first() -> None:
-    view, policy = make_view(credit=1000), TreePolicy(TreeSettings(width=2, max_children=3, cut=0.01))
+    view, policy = make_view(credit=1000), TreePolicy(width=2, max_children=3, cut=0.01)
     assert draft(policy, view) == [1]  # children 2, 3, 4 at 0.6, 0.2, 0.1
     assert draft(policy, view) == [2, 3]  # children 5, 6, 7 at .36, .12, .06 and 8, 9, 10 at .12, .04, .02
     assert draft(policy, view) == [5, 6]  # 0.36, then 0.12, where the smaller id goes first
@@ -177,9 +176,9 @@ def test_a_tree_drafts_the_likeliest_nodes_first() -> None:
 
 def test_a_tree_has_no_more_children_than_set_and_none_below_the_cut() -> None:
     view = make_view()
-    wide = TreePolicy(TreeSettings(max_children=2, cut=0.01))
+    wide = TreePolicy(max_children=2, cut=0.01)
     assert [c.token for c in wide.branch(view, view.tree.tip, CANDIDATES)] == [1, 2]
-    strict = TreePolicy(TreeSettings(max_children=4, cut=0.15))
+    strict = TreePolicy(max_children=4, cut=0.15)
     assert [c.token for c in strict.branch(view, view.tree.tip, CANDIDATES)] == [1, 2]
     below = view.tree.grow(view.tree.tip, 1, math.log(0.6))
     assert [c.token for c in strict.branch(view, below, CANDIDATES)] == [1]
@@ -189,7 +188,7 @@ def test_a_tree_has_no_more_children_than_set_and_none_below_the_cut() -> None:
 
 policies = st.sampled_from(
     [
-        lambda: TreePolicy(TreeSettings(width=3, max_children=3, cut=0.005)),
+        lambda: TreePolicy(width=3, max_children=3, cut=0.005),
         lambda: ChainPolicy(cut=0.01, max_depth=9),
         lambda: SyncPolicy(3),
         OffPolicy,

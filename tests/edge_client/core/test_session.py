@@ -11,7 +11,6 @@ import pytest
 from common.acceptance import make_acceptance
 from common.errors import (
     CapacityError,
-    ForerunError,
     LocalError,
     PeerError,
     UnavailableError,
@@ -57,16 +56,15 @@ from edge_client.core.effects import (
 )
 from edge_client.core.policies import (
     AdaptivePolicy,
-    ChainPolicy,
     GrowthPolicy,
     GrowthView,
     OffPolicy,
     SyncPolicy,
-    TreePolicy,
-    TreeSettings,
     make_policy,
 )
 from edge_client.core.session import EdgeSession, StreamState
+from schemes.policies.chain import ChainPolicy
+from schemes.policies.tree import TreePolicy
 from tests import wording
 
 PROMPT = (7, 8)
@@ -213,7 +211,7 @@ def test_what_a_commit_tells_of_its_tokens_is_shown_with_them_and_was_asked_for(
 
 
 def test_a_commit_tells_the_drafter_every_node_that_died() -> None:
-    session = opened(TreePolicy(TreeSettings(width=1, max_children=3, cut=1e-5)))
+    session = opened(TreePolicy(width=1, max_children=3, cut=1e-5))
     draft(session, (5, 6, 4), 1.1)
     session.on_message(Commit(2, (6,)), 1.2)
     assert session.effects()[1] == MoveTip(Reroot(((3, 6),), (2, 4)))
@@ -595,20 +593,6 @@ def test_an_echo_gives_one_sample_from_the_newest_propose_it_names() -> None:
     assert (rtt.latest_rtt, rtt.num_samples) == (1.0, 3)
 
 
-def test_who_gives_up_says_how_often_it_tried() -> None:
-    session = make(max_attempts=7)
-    session.start(0.0)
-    for now in (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0):
-        session.on_stream_lost(GONE, now)
-        session.on_timer(now + 9.0)
-    session.effects()
-    session.on_stream_lost(GONE, 80.0)
-    (finished,) = session.effects()
-    assert isinstance(finished, Finished)
-    wording.keep(str(finished.error))
-    assert isinstance(finished.error, UnavailableError)
-
-
 def test_only_text_counts_attempts_anew() -> None:
     session = make(max_attempts=2)
     session.start(0.0)
@@ -684,13 +668,6 @@ def test_a_timer_that_is_early_does_nothing() -> None:
     session.on_timer(2.1)
     assert session.state is StreamState.OPENING
     assert session.next_timer_at is None
-
-
-@pytest.mark.parametrize("error", [UserError("x"), PeerError("x"), LocalError("x")])
-def test_what_cannot_pass_ends_the_session(error: ForerunError) -> None:
-    session = opened()
-    session.on_stream_lost(error, 2.0)
-    assert session.effects() == [Finished(None, error)]
 
 
 def test_a_drain_is_followed_by_a_reconnect_though_its_stream_ends_meanwhile() -> None:
@@ -775,7 +752,7 @@ def test_a_propose_says_how_much_of_the_text_is_new() -> None:
 
 
 def test_many_nodes_are_sent_in_several_messages() -> None:
-    session = make(TreePolicy(TreeSettings(width=1, max_children=600, cut=1e-9)))
+    session = make(TreePolicy(width=1, max_children=600, cut=1e-9))
     session.start(0.0)
     session.on_message(Opened(1, 1000), 0.5)
     session.effects()

@@ -13,9 +13,10 @@ from common.sampling import SamplingParams
 from common.tree import Node
 from common.tree_hints import hint_at
 from edge_client.core.effects import Expand, Expansion, Send, SessionConfig
-from edge_client.core.policies import GrowthPolicy, OffPolicy, SyncPolicy, TreePolicy
+from edge_client.core.policies import GrowthPolicy, OffPolicy, SyncPolicy
 from edge_client.core.session import EdgeSession
 from schemes.drafters.hints import FIRST
+from schemes.policies.tree import TreePolicy
 
 GREEDY = SamplingParams(max_tokens=12)
 DRAWN = SamplingParams(temperature=1.0, max_tokens=40)

@@ -19,9 +19,9 @@ from cloud_verifier.server.worker import Worker
 from common.errors import UserError
 from common.messages import Hint, ServerMessage
 from common.sampling import SamplingParams
-from edge_client.core.policies import TreePolicy
 from edge_client.core.session import EdgeSession
 from schemes.engines.early_hints import HintingEngine
+from schemes.policies.tree import TreePolicy
 from tests.cloud_verifier.engine.serving import PRINT, TABLE, Scenario, over_the_wire, serve
 from tests.cloud_verifier.engine.serving import SAMPLED as SERVED
 from tests.cloud_verifier.engine.tiny import Session, Slots, target

@@ -23,8 +23,8 @@ from common.messages import (
 from common.sampling import SamplingParams
 from common.tree_hints import hint_at
 from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
-from edge_client.core.policies import TreePolicy
 from edge_client.core.session import StreamState
+from schemes.policies.tree import TreePolicy
 from schemes.relay.session import CREDIT, RelaySession, config_of
 
 SAMPLING = SamplingParams(max_tokens=40)

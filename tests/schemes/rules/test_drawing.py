@@ -14,8 +14,8 @@ from common.chances import SeededChances
 from common.sampling import SamplingParams
 from edge_client.core.effects import Expansion, SessionConfig
 from edge_client.core.growth import Growth
-from edge_client.core.policies.plain import TreePolicy, TreeSettings
 from edge_client.core.sent_nodes import Outgoing
+from schemes.policies.tree import TreePolicy
 from schemes.rules.drafts import quantised
 from schemes.rules.drawing import FIRST, MOST_DRAWN, Drawing
 
@@ -102,7 +102,7 @@ def test_with_replacement_all_draws_below_a_node_are_sent_or_none_and_repeats_ta
     sampling, repeats = SamplingParams(temperature=1.0, max_tokens=50), 0
     config = SessionConfig((1, 2), sampling, b"f", acceptance=make_acceptance(rule))
     for seed in range(40):
-        policy = TreePolicy(TreeSettings(max_children=3, cut=1e-6))
+        policy = TreePolicy(max_children=3, cut=1e-6)
         growth = Growth(config, policy, chances=SeededChances(seed))
         growth.branch([Expansion(growth.tree.tip.id, (7, 3), (0.0, -0.4))])
         below = next(iter(growth.tree.tip.children.values()))

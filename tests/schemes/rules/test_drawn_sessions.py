@@ -14,9 +14,10 @@ from common.messages import Open
 from common.sampling import SamplingParams
 from common.tree import Node, SpeculationTree
 from edge_client.core.effects import Expansion, Send, StartDrafter
-from edge_client.core.policies import GrowthPolicy, TreePolicy, TreeSettings
+from edge_client.core.policies import GrowthPolicy
 from edge_client.core.sent_nodes import Outgoing, Untold
 from edge_client.core.session import EdgeSession
+from schemes.policies.tree import TreePolicy
 from schemes.rules.drafts import draw, quantised
 from schemes.rules.drawing import untold
 from tests.edge_client.core.test_session import DRAWN, GONE, PROMPT, chain, draft, make, proposals
@@ -47,7 +48,7 @@ def test_without_chance_or_such_a_rule_nothing_is_drawn(config: dict[str, Any]) 
 
 
 def test_drawn_drafts_travel_with_what_they_were_drawn_from() -> None:
-    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
+    session = drawing(TreePolicy(width=1, max_children=2, cut=1e-5))
     session.effects()
     (message,) = proposals(draft(session, (5, 6, 4), 0.1))
     told = quantised((5, 6, 4), (0.0, -1.0, -2.0))
@@ -57,7 +58,7 @@ def test_drawn_drafts_travel_with_what_they_were_drawn_from() -> None:
 
 
 def test_live_drafts_are_sent_again_on_a_new_stream_as_they_were_drawn() -> None:
-    session = drawing(TreePolicy(TreeSettings(width=1, max_children=2, cut=1e-5)))
+    session = drawing(TreePolicy(width=1, max_children=2, cut=1e-5))
     session.effects()
     (first,) = proposals(draft(session, (5, 6, 4), 0.1))
     session.on_stream_lost(GONE, 0.2)
