@@ -210,8 +210,7 @@ class TextEndpoints:
     ) -> tuple[ParsedRequest, tuple[int, ...], MessageForm]:
         """Read a request's body, its prompt in tokens, and how its text is read."""
         fields = Fields(body)
-        asked = dialect.read(fields)
-        fields.finish()
+        asked = dialect.parse(fields)
         if self.texts.verifiers.best() is None:
             # Until then the target's name, template, end tokens and limits are unknown.
             await self.texts.verifiers.heard(FIRST_WORD)

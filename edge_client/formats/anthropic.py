@@ -9,11 +9,20 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, wrong
 from edge_client.formats.detokenizer import Words
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
+from edge_client.formats.dialect import (
+    ChoiceEnd,
+    Dialect,
+    Heading,
+    Json,
+    Refused,
+    StopReason,
+    Usage,
+    named_frame,
+)
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.message import (
     ArgumentsAdded,
@@ -81,6 +90,7 @@ class AnthropicMessages(Dialect):
     name, path, prefix, param = "messages", "/v1/messages", "msg_", "messages"
     comment = PING
     shortens = True
+    refused: ClassVar[Refused] = {"n": ((1,), "send one request for each text")}
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)
@@ -90,12 +100,10 @@ class AnthropicMessages(Dialect):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        fields.only("n", (1,), "send one request for each text")
         output = fields.object("output_config") or Fields({})
         chat = read_messages(fields, output)
         asked = read_asked(fields, chat)
         schema = _read_schema(output, "format") or _read_schema(fields, "output_format")  # its older name
-        output.finish()
         param = "output_config.format"
         return replace(
             with_format(asked, param, "" if schema is None else json_grammar(param, schema)),
@@ -275,7 +283,6 @@ def read_messages(fields: Fields, output: Fields) -> ChatPrompt:
     last_user = max((at for at, turn in enumerate(turns) if turn.any("role") == "user"), default=-1)
     for at, turn in enumerate(turns):
         chat.read(turn, at < last_user)
-        turn.finish()
     if not chat.messages or chat.messages[-1]["role"] not in ("user", "tool"):
         words = "messages must end with the user's; this model does not continue a begun answer"
         raise wrong("messages", words, "unsupported_parameter")
@@ -291,7 +298,6 @@ def _make_chat(fields: Fields, output: Fields, messages: list[Json], tools: Tool
     kind = _read_kind(thinking, THINKING)
     thinking.any("budget_tokens")  # no template has such a bound; `max_tokens` bounds reasoning, too
     thinking.any("display")  # clients that hide reasoning also skip it
-    thinking.finish()
     if kind == "disabled":
         return make_chat(fields, messages, tools, "none")
     chat = make_chat(fields, messages, tools, effort)
@@ -305,7 +311,6 @@ def _read_schema(fields: Fields, name: str) -> Json | None:
         return None
     _read_kind(given, ("json_schema",))
     schema = given.schema("schema")
-    given.finish()
     return schema
 
 
@@ -315,14 +320,13 @@ def _read_tools(fields: Fields) -> tuple[list[Tool], dict[str, Tool]]:
     for entry in fields.entries("tools", MAX_TOOLS):
         kind = entry.text("type", "custom")
         if kind != "custom":
-            entry.ignore("type", f"only Anthropic's servers know tools of type {kind}")
+            entry.skip(f"only Anthropic's servers know tools of type {kind}")
             continue
         tool = read_function(entry, "input_schema")
         if entry.flag("defer_loading"):
             later[tool.name] = replace(tool, in_messages=True)
         else:
             tools.append(tool)
-        entry.finish()
     return tools, later
 
 
@@ -336,7 +340,6 @@ def _read_choice(fields: Fields, listed: tuple[Tool, ...]) -> Tools:
     if kind == "tool" and not only:
         raise choice.wrong("name", "must be the name of a tool")
     is_single = choice.flag("disable_parallel_tool_use")
-    choice.finish()
     return Tools(listed, RULES[kind], only, not is_single).checked()
 
 
@@ -402,7 +405,6 @@ class _TurnReader:
         content = f"Error: {text}" if block.flag("is_error") else text
         name = {"name": self._names[identity]} if identity in self._names else {}
         self.messages.append({"role": "tool", "content": content, "tool_call_id": identity, **name})
-        block.finish()
 
     def _assistant(self, turn: Fields) -> None:
         self._add("assistant", "")
@@ -414,11 +416,10 @@ class _TurnReader:
                     if thought:
                         message["reasoning_content"] = thought
                     block.any("signature")
-                    block.finish()
                 case "tool_use":
                     message.setdefault("tool_calls", []).append(self._read_call(block))
                 case str(kind) if kind in OPAQUE or kind.endswith("_tool_result"):
-                    block.ignore("type", f"only Anthropic's servers read blocks of type {kind}")
+                    block.skip(f"only Anthropic's servers read blocks of type {kind}")
                 case _:
                     self._add("assistant", BETWEEN.join(_texts([block])))
 
@@ -427,7 +428,6 @@ class _TurnReader:
         arguments = block.any("input")
         if not isinstance(arguments, dict):
             raise block.wrong("input", "must be an object")
-        block.finish()
         self._names[identity] = name
         return tool_call(identity, name, arguments)
 
@@ -477,8 +477,7 @@ def _texts(blocks: Iterable[Fields], load: Callable[[Fields], str] | None = None
             case "tool_reference" | "tool_addition" if load is not None:
                 yield load(block)
             case "tool_removal" if load is not None:
-                block.ignore("type", "tools stay loaded")
+                block.skip("tools stay loaded")
             case kind:
                 words = f"{block.at}type is {kind!r}, which is not supported here; the model reads only text"
                 raise wrong(f"{block.at}type", words[:400], "unsupported_parameter")
-        block.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -16,6 +16,16 @@ from edge_client.formats.message import Message, MessagePart
 from edge_client.formats.parsed_request import ParsedRequest
 
 Json = dict[str, Any]
+
+Refused = Mapping[str, tuple[tuple[Any, ...], str]]
+"""Unsupported fields of a request: the values that change nothing, and advice for others."""
+
+NOT_DONE: Refused = {
+    "modalities": ((["text"],), "text only"),
+    "audio": ((), "text only"),
+    "web_search_options": ((), "nothing is searched"),
+    "best_of": ((1,), "ask for n texts and choose among them"),
+}
 
 SSE = "text/event-stream"
 KEEP_ALIVE = b": waiting\n"
@@ -80,6 +90,7 @@ class Dialect(ABC):
     path: ClassVar[str]
     prefix: ClassVar[str]  # of ids
     param: ClassVar[str]  # the field that holds the prompt
+    refused: ClassVar[Refused] = {}  # beside those that no endpoint supports
     default_tokens: ClassVar[int | None] = None  # without a length in the request; None: all that fit
     shortens: ClassVar[bool] = False  # a length beyond the context ends the text there, and is no error
     media_type: ClassVar[str] = SSE
@@ -94,6 +105,16 @@ class Dialect(ABC):
     def base(self) -> str:
         """Return what all ids within this response share."""
         return self.heading.id.removeprefix(self.prefix)
+
+    @classmethod
+    def parse(cls, fields: Fields) -> ParsedRequest:
+        """Refuse a request's fields that are not supported, read the others, and log those that are ignored.
+        Raises `ApiError` that names the field."""
+        for name, (allowed, advice) in {**NOT_DONE, **cls.refused}.items():
+            fields.only(name, allowed, advice)
+        asked = cls.read(fields)
+        fields.finish()
+        return asked
 
     @staticmethod
     @abstractmethod

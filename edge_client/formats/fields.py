@@ -1,4 +1,4 @@
-"""Reads one JSON object of a request field by field. Unread fields are ignored, with a log line each."""
+"""Reads the JSON object of a request field by field. Unread fields are ignored, with a log line each."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ MAX_LOGGED = 16
 class Fields:
     """Reads one field per call and raises `ApiError` for a value that is not allowed.
 
-    A null field counts as absent, as OpenAI's clients send it. `at` stands before names in messages.
+    A null field counts as absent, as OpenAI's clients send it. `at` stands before names in messages. At the
+    end `finish` of the outermost object logs what has not been read anywhere.
     """
 
     def __init__(self, values: Mapping[str, Any], at: str = "") -> None:
         self.values = {name: value for name, value in values.items() if value is not None}
         self.at = at
         self._read = set[str]()
+        self._inner = list[Fields]()
 
     def has(self, name: str) -> bool:
         """Tell whether the field is present, without reading it."""
@@ -71,7 +73,7 @@ class Fields:
     def object(self, name: str) -> Fields | None:
         """Return a nested object; None if it is absent."""
         value: Any = self._checked(name, None, lambda it: isinstance(it, dict), "must be an object")
-        return None if value is None else Fields(value, f"{self.at}{name}.")
+        return None if value is None else self._within(f"{name}.", value)
 
     def needed(self, name: str) -> Fields:
         """Return a nested object, which must be there."""
@@ -100,10 +102,10 @@ class Fields:
 
     def entry(self, name: str, at: int, value: Any) -> Fields:
         """Return an entry of the list `name`, which must be an object."""
-        where = f"{self.at}{name}[{at}]"
         if not isinstance(value, dict):
+            where = f"{self.at}{name}[{at}]"
             raise wrong(where, f"{where} must be an object")
-        return Fields(value, f"{where}.")
+        return self._within(f"{name}[{at}].", value)
 
     def entries(self, name: str, longest: int) -> Iterator[Fields]:
         """Yield the entries of a list, which must be objects."""
@@ -114,20 +116,23 @@ class Fields:
         """Return these fields with other values of some; None leaves a field out. What is read there counts
         as read here."""
         fields = Fields({**self.values, **values}, self.at)
-        fields._read = self._read
+        fields._read, fields._inner = self._read, self._inner
         return fields
 
-    def ignore(self, name: str, why: str) -> None:
-        """Read a field that has no effect, and log it if it is there."""
-        if self.any(name) is not None:
-            self._log(name, why)
+    def skip(self, why: str) -> None:
+        """Ignore this whole object because of its type, and log that."""
+        self._read.update(self.values)
+        logger.debug("the request's %stype is ignored: %s", self.at, why)
 
     def finish(self) -> None:
-        """Log the fields that have not been read. They are ignored."""
+        """Log the fields that have not been read, those of objects within included. They are ignored."""
         if not logger.isEnabledFor(logging.DEBUG):
             return  # to look for a similar name takes 50 µs, and a body can have a million
         for name, hint in islice(self._unread(), MAX_LOGGED):
-            self._log(name, f"nothing here depends on it{hint}")
+            words = "the request's %s%s is ignored: nothing here depends on it%s"
+            logger.debug(words, self.at, name, hint)
+        for each in self._inner:
+            each.finish()
 
     def refuse_rest(self) -> None:
         """Refuse the fields that have not been read."""
@@ -135,8 +140,9 @@ class Fields:
             words = f"{self.at}{name} is not a field that this daemon knows{hint}"
             raise wrong(f"{self.at}{name}", words, "unknown_parameter")
 
-    def _log(self, name: str, why: str) -> None:
-        logger.debug("the request's %s%s is ignored: %s", self.at, name, why)
+    def _within(self, place: str, values: Mapping[str, Any]) -> Fields:
+        self._inner.append(inner := Fields(values, f"{self.at}{place}"))
+        return inner
 
     def _unread(self) -> Iterator[tuple[str, str]]:
         """Yield the fields that have not been read, each with a hint at a similar known name."""

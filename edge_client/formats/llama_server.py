@@ -6,9 +6,9 @@ Fields and their order in the prompt: llama.cpp, tools/server/README.md, "POST /
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, Refused, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import ExtraFile, Gap
 from edge_client.formats.message import ContentAdded, Message, MessagePart
@@ -28,6 +28,10 @@ class InfillCompletion(Dialect):
     """
 
     name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
+    refused: ClassVar[Refused] = {
+        "n_probs": ((0,), "use /v1/completions with logprobs"),
+        **dict.fromkeys(("grammar", "json_schema"), (("", {}), "use /v1/completions")),
+    }
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -37,9 +41,6 @@ class InfillCompletion(Dialect):
             fields.text("prompt", longest=MAX_TEXT),
             [_read_extra(each) for each in fields.entries("input_extra", MAX_EXTRA)],
         )
-        fields.only("n_probs", (0,), "use /v1/completions with logprobs")
-        for name in ("grammar", "json_schema"):
-            fields.only(name, ("", {}), "use /v1/completions")
         shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
         number = fields.whole("n_predict", -1, -2, MOST)
         form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}
@@ -89,7 +90,6 @@ class InfillCompletion(Dialect):
 
 def _read_extra(fields: Fields) -> ExtraFile:
     file = ExtraFile(fields.text("filename", longest=4096), fields.text("text", longest=MAX_TEXT))
-    fields.finish()
     return file
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 from edge_client.formats.api_error import ApiError
 from edge_client.formats.detokenizer import Words
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, Refused, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import Gap
 from edge_client.formats.json_text import json_text, read_json
@@ -38,7 +38,6 @@ from edge_client.formats.parsed_request import (
 
 LINES = "application/x-ndjson"
 OWN_TEXT_ONLY = "the daemon reads only text"
-OWN_TEMPLATE = "the prompt is the target's own template; use raw to send a whole prompt"
 UNCHANGED = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0)}
 """Options for other ways of sampling, with the values that change nothing."""
 
@@ -48,6 +47,7 @@ class _Ollama(Dialect):
     bytes (`from=`)."""
 
     prefix, media_type, comment = "ollama-", LINES, b""
+    refused: ClassVar[Refused] = {"logprobs": ((False,), "use /v1/chat/completions")}
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)
@@ -171,15 +171,15 @@ class OllamaGenerate(_Ollama):
     """Reads and forms `/api/generate`."""
 
     name, path, param = "ollama_generate", "/api/generate", "prompt"
+    refused: ClassVar[Refused] = {
+        **_Ollama.refused,
+        "template": (("",), "the prompt is the target's own template; use raw to send a whole prompt"),
+        "images": (([],), OWN_TEXT_ONLY),
+        "context": (([],), "send the messages to /api/chat"),
+    }
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        for name, allowed, why in (
-            ("template", ("",), OWN_TEMPLATE),
-            ("images", ([],), OWN_TEXT_ONLY),
-            ("context", ([],), "send the messages to /api/chat"),
-        ):
-            fields.only(name, allowed, why)
         return _read_asked(fields, _generate_prompt(fields))
 
     def _said(self, text: str = "", thought: str = "", calls: Sequence[Json] = ()) -> Json:
@@ -201,8 +201,7 @@ def _generate_prompt(fields: Fields) -> Prompt:
 
 def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     """Read the options and the format."""
-    fields.only("logprobs", (False,), "use /v1/chat/completions")
-    fields.ignore("keep_alive", "the daemon loads and unloads its models by itself")
+    fields.any("keep_alive")  # the daemon loads and unloads its models by itself
     options = fields.object("options") or Fields({}, "options.")
     for name, allowed in UNCHANGED.items():
         options.only(name, allowed, "use temperature, top_k, top_p or min_p")
@@ -217,7 +216,6 @@ def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     }
     grammar = _read_format(fields)
     asked = read_asked(options.having(**own, **ONE_TEXT), prompt)
-    options.finish()
     return with_format(asked, "format", grammar)
 
 

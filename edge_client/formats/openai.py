@@ -8,7 +8,7 @@ from typing import Any, ClassVar, assert_never
 
 from edge_client.formats.api_error import unsupported, wrong
 from edge_client.formats.detokenizer import TextSpan, Words, spelled, text_of
-from edge_client.formats.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Usage
+from edge_client.formats.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Refused, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields, is_too_deep
 from edge_client.formats.infill import Gap
 from edge_client.formats.json_text import well_formed
@@ -98,6 +98,9 @@ class ChatCompletion(_OpenAi):
 
     name, path, prefix, param = "chat", "/v1/chat/completions", "chatcmpl-", "messages"
     kind = "chat.completion.chunk"
+    refused: ClassVar[Refused] = dict.fromkeys(
+        ("functions", "function_call"), (([], "none", "auto"), "use tools and tool_choice, the newer names")
+    )
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -172,6 +175,7 @@ class Completion(_OpenAi):
     name, path, prefix, param = "text", "/v1/completions", "cmpl-", "prompt"
     kind = "text_completion"
     default_tokens = 16  # as OpenAI documents it
+    refused: ClassVar[Refused] = {"echo": ((False,), "prepend the prompt to the answer in the client")}
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)
@@ -192,7 +196,6 @@ class Completion(_OpenAi):
             if not isinstance(prompt, str):
                 raise wrong("suffix", "suffix needs a prompt that is a string")
             prompt = Gap(prompt, suffix)
-        fields.only("echo", (False,), "prepend the prompt to the answer in the client")
         logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
         return read_asked(fields, prompt, logprobs)
 
@@ -238,17 +241,13 @@ def read_chat(fields: Fields) -> ChatPrompt:
 
 def read_tools(fields: Fields) -> Tools:
     """Read `tools`, `tool_choice` and `parallel_tool_calls`. Tools that are no functions are left out."""
-    for name in ("functions", "function_call"):
-        fields.only(name, ([], "none", "auto"), "use tools and tool_choice, OpenAI's newer names")
     tools = list[Tool]()
     for tool in fields.entries("tools", MAX_TOOLS):
         if tool.text("type", "function") != "function":
-            tool.ignore("type", "only functions can be called")
+            tool.skip("only functions can be called")
             continue
         function = tool.needed("function")
         tools.append(read_function(function))
-        function.finish()
-        tool.finish()
     return Tools(tuple(tools), *_read_tool_choice(fields), fields.flag("parallel_tool_calls", True)).checked()
 
 
@@ -302,7 +301,6 @@ def _read_message(fields: Fields) -> Json:
         message["tool_call_id"] = call
     if name := fields.text("name", longest=256):
         message["name"] = name
-    fields.finish()
     return message
 
 

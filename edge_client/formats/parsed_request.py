@@ -28,14 +28,6 @@ MAX_STOPS = 16
 
 MAX_STOP_CHARS = 256
 
-NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "modalities": ((["text"],), "text only"),
-    "audio": ((), "text only"),
-    "web_search_options": ((), "nothing is searched"),
-    "best_of": ((1,), "ask for n texts and choose among them"),
-}
-"""OpenAI's unsupported fields: the values that change nothing, and advice for others."""
-
 MAX_REFERENCES, MAX_REFERENCE_CHARS = 64, 2**20
 """Limits on the texts that one answer may repeat, and on their characters together."""
 
@@ -170,8 +162,6 @@ def read_asked(
     form: dict[str, Any] | None = None,
 ) -> ParsedRequest:
     """Read the common fields. Raises `ApiError` that names the field."""
-    for name, (allowed, why) in NOT_DONE.items():
-        fields.only(name, allowed, why)
     ours = fields.object("forerun") or Fields({})
     fallback = ours.choice("fallback", "", ("", *(each.value for each in Fallback)))
     policy, rule = ours.text("policy", "adaptive", 256), ours.text("acceptance", "coupled", 256)
@@ -236,7 +226,6 @@ def _read_prediction(fields: Fields) -> list[str]:
         return []
     given.choice("type", "content", ("content",))
     content = given.any("content")
-    given.finish()
     if isinstance(content, list) and len(content) <= MAX_REFERENCES:
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         is_text = len(texts) == len(content) and all(isinstance(each, str) for each in texts)
@@ -347,7 +336,6 @@ def _read_stream_options(fields: Fields, stream: bool) -> bool:
     if not stream:
         raise wrong("stream_options", "stream_options needs stream: true")
     include_usage = options.flag("include_usage")
-    options.finish()
     return include_usage
 
 
@@ -362,8 +350,6 @@ def _read_format(fields: Fields) -> str:
         inner.text("description")
         inner.flag("strict")  # always strict
         schema = inner.schema("schema")
-        inner.finish()
-    given.finish()
     return "" if kind == "text" else json_grammar("response_format", schema)
 
 

@@ -59,10 +59,9 @@ class _ItemReader:
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item)
             case _:
-                item.ignore("type", f"items of type {kind} are not read here")
+                item.skip(f"items of type {kind} are not read here")
         for name in ("id", "status", "phase"):  # of items that are sent back as they were received
             item.any(name)
-        item.finish()
 
     def _message(self, item: Fields) -> None:
         role = item.choice("role", "", ROLES[:-1])
@@ -84,7 +83,7 @@ class _ItemReader:
         if thought:
             self.messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
         else:
-            item.ignore("encrypted_content", "only the server that encrypted it can read it")
+            item.skip("only the server that encrypted it can read it")
 
     def _call(self, item: Fields, is_custom: bool) -> None:
         identity, name = item.text("call_id", longest=MAX_ID), read_name(item)
@@ -127,7 +126,6 @@ class ReadTools:
             tool = fields.entry("tools", at, each)
             if self._read(tool):
                 self.told.append(each)
-            tool.finish()
         self.tools = self._chosen(fields).checked()
 
     def _read(self, tool: Fields, namespace: str = "") -> bool:
@@ -141,7 +139,7 @@ class ReadTools:
             case "namespace" if not namespace:
                 return self._read_namespace(tool)
             case _:
-                tool.ignore("type", f"tools of type {kind} do not exist here")
+                tool.skip(f"tools of type {kind} do not exist here")
                 return False
         called = flat_name(namespace, function.name)
         self._listed.append(Tool(called, function.description, function.parameters, function.strict))

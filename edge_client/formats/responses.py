@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, unsupported
 from edge_client.formats.detokenizer import TextSpan, Words, text_of
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
+from edge_client.formats.dialect import (
+    ChoiceEnd,
+    Dialect,
+    Heading,
+    Json,
+    Refused,
+    StopReason,
+    Usage,
+    named_frame,
+)
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.json_text import read_json
 from edge_client.formats.message import (
@@ -36,14 +45,6 @@ from edge_client.formats.response_items import INPUT, ReadTools, read_items
 LOGPROBS = "message.output_text.logprobs"
 """Value of `include` that asks for log-probabilities."""
 
-NOT_DONE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((1,), "a response has one text"),
-    "background": ((False,), "name the stream with X-Conversation-Id to read it again"),
-    "conversation": ((), "use previous_response_id"),
-    "prompt": ((), "send the prompt's own text as input"),
-}
-"""Unsupported fields: the values that change nothing, and advice for others."""
-
 REPEATED = (
     "instructions",
     "metadata",
@@ -62,6 +63,12 @@ class Responses(Dialect):
     """
 
     name, path, prefix, param = "responses", "/v1/responses", "resp_", "input"
+    refused: ClassVar[Refused] = {
+        "n": ((1,), "a response has one text"),
+        "background": ((False,), "name the stream with X-Conversation-Id to read it again"),
+        "conversation": ((), "use previous_response_id"),
+        "prompt": ((), "send the prompt's own text as input"),
+    }
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)
@@ -75,8 +82,6 @@ class Responses(Dialect):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        for name, (allowed, advice) in NOT_DONE.items():
-            fields.only(name, allowed, advice)
         items = read_items(fields, fields.text("instructions", longest=MAX_TEXT))
         tools, reasoning, output = ReadTools(fields), _read_reasoning(fields), _read_format(fields)
         chat = make_chat(fields, items, tools.tools, reasoning.get("effort", ""))
@@ -341,7 +346,6 @@ def _read_reasoning(fields: Fields) -> Json:
     if given is None:
         return {}
     effort = given.text("effort", longest=32)
-    given.finish()
     return {"effort": effort} if effort else {}
 
 
@@ -355,7 +359,6 @@ def _read_format(fields: Fields) -> _Format:
     """Read `text.format`."""
     text = fields.object("text") or Fields({})
     given = text.object("format") or Fields({"type": "text"})
-    text.finish()
     kind = given.choice("type", "", ("text", "json_object", "json_schema"))
     if kind == "text":
         return _Format("", {"type": kind})

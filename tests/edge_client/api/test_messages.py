@@ -32,7 +32,7 @@ CALLED: Json = {
 
 def chat(**body: Any) -> ChatPrompt:
     """What a request asks the template for."""
-    prompt = AnthropicMessages.read(Fields({"messages": [USER], **body})).prompt
+    prompt = AnthropicMessages.parse(Fields({"messages": [USER], **body})).prompt
     assert isinstance(prompt, ChatPrompt)
     return prompt
 
@@ -225,7 +225,7 @@ def test_thinking_switches_the_templates_reasoning(fields: Json, settings: Json)
 def test_a_format_is_a_grammar(name: str) -> None:
     form = {"type": "json_schema", "schema": SCHEMA}
     body = {"messages": [USER], name: {"format": form} if name == "output_config" else form}
-    assert AnthropicMessages.read(Fields(body)).sampling.grammar
+    assert AnthropicMessages.parse(Fields(body)).sampling.grammar
 
 
 def content(*blocks: Any) -> list[Json]:
@@ -266,14 +266,14 @@ def test_a_format_and_a_grammar_exclude_each_other() -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
     body = {"messages": [USER], "output_config": {"format": form}, "forerun": {"regex": "a+"}}
     with pytest.raises(ApiError) as refused:
-        AnthropicMessages.read(Fields(body))
+        AnthropicMessages.parse(Fields(body))
     assert refused.value.param == "output_config.format"
 
 
 @pytest.mark.parametrize(("body", "param"), WRONG, ids=str)
 def test_what_is_wrong_is_refused_by_its_field(body: Json, param: str) -> None:
     with pytest.raises(ApiError) as refused:
-        AnthropicMessages.read(Fields({"messages": [USER], **body}))
+        AnthropicMessages.parse(Fields({"messages": [USER], **body}))
     assert (refused.value.status, refused.value.param) == (400, param)
     assert param in str(refused.value)
 

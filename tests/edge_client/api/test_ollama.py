@@ -66,7 +66,7 @@ def test_a_result_has_the_id_of_its_call_which_clients_leave_out(
     calls: list[Any] = [{"function": {"name": each, "arguments": {}}} for each in names]
     told = [{"role": "tool", "content": "", "tool_name": each} for each in results]
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": calls}, *told]
-    prompt = OllamaChat.read(Fields({"messages": messages})).prompt
+    prompt = OllamaChat.parse(Fields({"messages": messages})).prompt
     assert isinstance(prompt, ChatPrompt)
     ids = [each["id"] for each in prompt.messages[1]["tool_calls"]]
     assert len(set(ids)) == 3
@@ -138,46 +138,40 @@ async def test_think_is_a_switch_of_the_template() -> None:
     assert [each["message"]["content"] for each in told] == [alone("a"), alone("b"), alone("af")]
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/api/chat", {"messages": []}),
-        ("/api/chat", {}),
-        ("/api/generate", {"prompt": ""}),
-        ("/api/generate", {}),
-    ],
-)
-async def test_a_request_without_a_prompt_loads_the_model(path: str, fields: dict[str, Any]) -> None:
+async def test_a_request_without_a_prompt_loads_the_model() -> None:
     async with world() as found:
-        answer = await found.client.post(path, json={"model": "default", **fields})
-        unknown = await found.client.post(path, json={"model": "other", **fields})
-    assert answer.json()["done_reason"] == "load"
-    assert answer.json()["done"] is True
-    assert unknown.status_code == 404
-    assert isinstance(unknown.json()["error"], str)
+        for path, fields in (
+            ("/api/chat", {"messages": []}),
+            ("/api/chat", {}),
+            ("/api/generate", {"prompt": ""}),
+            ("/api/generate", {}),
+        ):
+            answer = await found.client.post(path, json={"model": "default", **fields})
+            unknown = await found.client.post(path, json={"model": "other", **fields})
+            assert (answer.json()["done_reason"], answer.json()["done"]) == ("load", True)
+            assert unknown.status_code == 404
+            assert isinstance(unknown.json()["error"], str)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}),
+async def test_what_cannot_be_done_is_refused_in_words() -> None:
+    user = {"role": "user", "content": "a"}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("/api/chat", {"messages": [{**user, "images": ["aGk="]}]}),
         ("/api/chat", {"messages": "abc"}),
-        ("/api/chat", {"think": 3}),
-        ("/api/chat", {"format": "yaml"}),
-        ("/api/chat", {"format": "json", "forerun": {"regex": "a+"}}),
-        ("/api/chat", {"options": {"mirostat": 2}}),
+        ("/api/chat", {"messages": [user], "think": 3}),
+        ("/api/chat", {"messages": [user], "format": "yaml"}),
+        ("/api/chat", {"messages": [user], "format": "json", "forerun": {"regex": "a+"}}),
+        ("/api/chat", {"messages": [user], "options": {"mirostat": 2}}),
+        ("/api/chat", {"messages": [user], "logprobs": True}),
         ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}),
         ("/api/generate", {"prompt": "a", "context": [1]}),
         ("/api/show", {"model": 3}),
-    ],
-)
-async def test_what_cannot_be_done_is_refused_in_words(path: str, fields: Any) -> None:
-    asked = {"messages": [{"role": "user", "content": "a"}]} if path == "/api/chat" else {}
+    ]
     async with world() as found:
-        answer = await found.client.post(path, json={**asked, **fields})
-    assert answer.status_code == 400
-    assert answer.json().keys() == {"error"}
-    assert isinstance(answer.json()["error"], str)
+        for path, body in cases:
+            answer = await found.client.post(path, json=body)
+            assert (answer.status_code, answer.json().keys()) == (400, {"error"}), body
+            assert isinstance(answer.json()["error"], str)
 
 
 async def test_models_are_found_by_autodiscovery() -> None:

@@ -78,7 +78,7 @@ def keep(
 ) -> str:
     """Keep a response with this text. Returns its id."""
     name = f"resp_{number}"
-    form = Responses.read(Fields({"input": text, **fields})).form
+    form = Responses.parse(Fields({"input": text, **fields})).form
     heading = Heading(name, 0, "m", "fp", form)
     spec = ResponseSpec(Responses, heading, (), MessageForm(), "", origins=False)
     kept_by.ended(spec, {"response": {"id": name, "output": list(output)}})

@@ -101,7 +101,7 @@ def messages_dialect(max_tokens: int | None = 9) -> AnthropicMessages:
 
 
 def responses(**fields: Any) -> Responses:
-    return Responses(heading(**Responses.read(Fields({"input": "abc", **fields})).form), None)
+    return Responses(heading(**Responses.parse(Fields({"input": "abc", **fields})).form), None)
 
 
 def ollama() -> OllamaChat:

@@ -140,7 +140,7 @@ class Target:
         self, messages: Sequence[Json], tools: Sequence[Json] = (WEATHER,), **fields: Any
     ) -> tuple[str, MessageForm]:
         """Return the prompt of an OpenAI request as the target gets it, and how the answer is read."""
-        asked = ChatCompletion.read(Fields({"messages": list(messages), "tools": list(tools), **fields}))
+        asked = ChatCompletion.parse(Fields({"messages": list(messages), "tools": list(tools), **fields}))
         assert isinstance(asked.prompt, ChatPrompt)
         tokens, form = asyncio.run(self.endpoints.prompt(asked.prompt, "messages"))
         return b"".join(map(self.words.piece, tokens)).decode(), form

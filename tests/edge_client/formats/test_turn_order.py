@@ -78,7 +78,7 @@ CLAUDE_CODE: Json = {
 def rendered(name: str, dialect: type[Dialect], body: Json) -> str:
     """The prompt of a request, without the mark at which the answer begins."""
     found = family(name)
-    prompt = dialect.read(Fields(body)).prompt
+    prompt = dialect.parse(Fields(body)).prompt
     assert isinstance(prompt, ChatPrompt)
     tools = [each.to_json() for each in prompt.tools.listed]
     shown = call_style(found.template, found.controls).shown(prompt.messages, tools)
@@ -132,7 +132,7 @@ async def test_the_next_prompt_begins_with_the_one_before(
     async with world(template=FAMILIES[name][0]) as found:
         told = list[str]()
         for count in counts:
-            prompt = dialect.read(Fields({**body, turns: body[turns][:count]})).prompt
+            prompt = dialect.parse(Fields({**body, turns: body[turns][:count]})).prompt
             assert isinstance(prompt, ChatPrompt)
             prompt.settings["add_generation_prompt"] = False
             told.append(await found.api.pairs.first.render(prompt))
