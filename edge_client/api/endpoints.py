@@ -30,12 +30,11 @@ from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.contents import Contents, strings
 from edge_client.formats.detokenizer import spelled
 from edge_client.formats.dialect import Dialect, Heading, Usage
-from edge_client.formats.families import HERMES_CALLS, family_of
+from edge_client.formats.families import family_of, marks_of
 from edge_client.formats.fields import Fields, are_token_ids
 from edge_client.formats.infill import Gap, Infill
 from edge_client.formats.message import MessageForm
 from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
-from edge_client.formats.response_template import load_template
 from edge_client.formats.turn_order import is_plain
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import Orders, TextService
@@ -356,12 +355,11 @@ class TextEndpoints:
 
     def _form(self, chat: ChatPrompt, prompt: str) -> MessageForm:
         """Return how the answer to a chat is read: as the target's family writes."""
-        chat_source = self.chat_template()
+        template = self.chat_template()
         tools = [each.to_json() for each in chat.tools.callable]
-        template = family_of(chat_source.source).template(chat_source.source)
-        if tools and not self._style(chat_source).is_own:
-            template = {**template, "fields": {**template["fields"], "tool_calls": HERMES_CALLS}}
-        return MessageForm(template, load_template(template).prefix(prompt), tools)
+        has_own_calls = not tools or self._style(template).is_own
+        form = family_of(template.source).form(template.source, has_own_calls)
+        return replace(form, prefix=marks_of(form).prefix(prompt), tools=tools)
 
     async def _references(self, asked: ParsedRequest) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of the texts that the answer may repeat, `MOST_REFERRED` at most together."""

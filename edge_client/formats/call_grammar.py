@@ -18,8 +18,10 @@ from common.errors import UserError
 from common.grammar import inline_schema, json_schema_grammar, lark_grammar
 from edge_client.formats.api_error import wrong
 from edge_client.formats.call_syntax import CallSyntax, Controls, NamedArguments
+from edge_client.formats.families import marks_of
 from edge_client.formats.message import Json, MessageForm
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
+from edge_client.formats.regions import REASONING
 
 ANY_TEXT = "(?s:.*)"
 SOME_TEXT = "/(?s:.+)/"
@@ -75,16 +77,15 @@ def thought_of(message: MessageForm, source: str) -> Thought | None:
 
     `source` is the chat template's: a model whose template never mentions the marks does not think in them.
     """
-    field = ((message.template or {}).get("fields") or {}).get("reasoning_content") or {}
-    begin, end = (_first(field.get(name)) for name in ("open", "close"))
-    if not begin or not end or begin.strip() not in source + message.prefix:
+    regions = marks_of(message).regions if message.family else ()
+    region = next((each for each in regions if each.name == REASONING), None)
+    if region is None or region.open is None or region.close is None:
+        return None
+    begin, end = region.open.texts[0], region.close.texts[0]
+    if begin.strip() not in source + message.prefix:
         return None
     begun, ended = message.prefix.rfind(begin), message.prefix.rfind(end)
     return None if ended > begun else Thought(begin, end, begun >= 0)
-
-
-def _first(mark: str | list[str] | None) -> str:
-    return mark[0] if isinstance(mark, list) and mark else mark if isinstance(mark, str) else ""
 
 
 def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:

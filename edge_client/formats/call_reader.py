@@ -4,101 +4,60 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from edge_client.formats.call_values import (
     READERS,
     Properties,
     arguments_text,
     coerce,
-    is_whole,
-    read_calls,
+    read_arguments,
     types_of,
 )
 from edge_client.formats.json_scanner import JsonScanner
 from edge_client.formats.json_text import has_half, json_text
 from edge_client.formats.message import ArgumentsAdded, CallBegun
-from edge_client.formats.response_template import PLACEHOLDER, Region
+from edge_client.formats.regions import CallForm
 
 CallPart = CallBegun | ArgumentsAdded
 
 
-@dataclass(frozen=True, slots=True)
-class JsonShape:
-    """Says where a call's name and arguments stand in JSON text."""
+class WholeCall:
+    """Reads a call at its region's end."""
 
-    is_list: bool  # a list of calls; else one call
-    name: str | None  # known before the text; None: under `name_key`
-    name_key: str
-    arguments_key: str | None  # None: the call is its arguments
-    is_marked: bool = True  # else a call has arguments and a known tool's name: other objects have names, too
-
-    @classmethod
-    def of(cls, region: Region, captures: Mapping[str, str]) -> JsonShape | None:
-        """Return the shape that the region's transform describes; None if it has another syntax."""
-        shape = region.transform.get("function") if isinstance(region.transform, dict) else None
-        if region.content != "json" or region.args:
-            return None
-        if shape == "{content}" and not region.transform_each:
-            return cls(False, None, "name", "arguments", is_marked="unmarked" not in captures)
-        if not isinstance(shape, dict):
-            return None
-        name, arguments = (_path(shape.get(key), region, captures) for key in ("name", "arguments"))
-        if isinstance(name, str) and isinstance(arguments, tuple) and not region.transform_each:
-            return cls(False, name, "", arguments[0] if arguments else None)
-        if name and isinstance(name, tuple) and arguments and isinstance(arguments, tuple):
-            return cls(region.transform_each, None, name[0], arguments[0])
-        return None
-
-
-def _path(shape: object, region: Region, captures: Mapping[str, str]) -> str | tuple[str, ...] | None:
-    """Return a text, or the keys that lead to a value in one call; None for what needs the whole value."""
-    match = PLACEHOLDER.fullmatch(shape) if isinstance(shape, str) else None
-    if match is None:
-        return shape if isinstance(shape, str) else None
-    root, *keys = match[1].split(".")
-    if region.transform_each:
-        return (root,) if not keys and root not in captures else None
-    if root == "content" and len(keys) <= 1:
-        return tuple(keys)
-    return captures.get(root) if not keys else None
-
-
-class WholeCalls:
-    """Reads calls at their region's end."""
-
-    def __init__(self, region: Region, captures: Mapping[str, str], tools: Mapping[str, Properties]) -> None:
+    def __init__(self, form: CallForm, captures: Mapping[str, str], tools: Mapping[str, Properties]) -> None:
         self.body = list[str]()
-        self._region, self._captures, self._tools = region, captures, tools
+        self._form, self._name = form, captures["name"]
+        self._properties = tools.get(self._name, {})
 
-    def finish(self, first: int, is_cut_off: bool) -> list[CallPart]:
-        """Return the calls, counted from `first`. Raises `ValueError` if the text is none, or if it is cut
-        off and not certainly whole."""
-        body = "".join(self.body)
-        calls = read_calls(self._region, body, self._captures, self._tools)
-        if not calls or (is_cut_off and not is_whole(self._region, body)):
+    def finish(self, index: int, is_cut_off: bool) -> list[CallPart]:
+        """Return the call with this index. Raises `ValueError` if the text is none, or if it is cut off and
+        not certainly whole."""
+        arguments, is_whole = read_arguments(self._form, "".join(self.body))
+        if is_cut_off and not is_whole:
             raise ValueError("there is no call")
-        return [
-            part
-            for index, (name, text) in enumerate(calls, first)
-            for part in (CallBegun(index, name), ArgumentsAdded(index, text))
-        ]
+        text = arguments_text(arguments, self._properties)
+        return [CallBegun(index, self._name), ArgumentsAdded(index, text)]
 
 
 class JsonCalls:
     """Reads calls in JSON while they are written. `first` is the index of the first call.
 
-    The arguments are passed on as they are written, except for strings whose schemas want another type.
+    The arguments are passed on as they are written, except for strings whose schemas want another type. A
+    call without a mark needs arguments and a known tool's name, because other objects have names, too.
     """
 
-    def __init__(self, shape: JsonShape, tools: Mapping[str, Properties], first: int) -> None:
+    def __init__(
+        self, form: CallForm, captures: Mapping[str, str], tools: Mapping[str, Properties], first: int
+    ) -> None:
         self.index = first - 1  # of the present call
         self.is_begun = False  # the present call has been passed on
-        self._shape = shape
+        self._form = form
+        self._marked_name = None if form.name_key else captures["name"]
+        self._is_marked = "unmarked" not in captures
         self._tools = tools
         self._scanner = JsonScanner()
-        self._depth = int(shape.is_list)  # of a call
-        self._inner = self._depth + (shape.arguments_key is not None)  # of its arguments
+        self._depth = int(form.is_list)  # of a call
+        self._inner = self._depth + bool(form.arguments_key)  # of its arguments
         self._name: str | None = None
         self._arguments: str | None = None  # of a call without a name so far
         self._streams = False  # the arguments are under way and are passed on
@@ -141,11 +100,11 @@ class JsonCalls:
             if char != "{":
                 return False
             self.index += 1
-            self.is_begun, self._name, self._arguments = False, self._shape.name, None
+            self.is_begun, self._name, self._arguments = False, self._marked_name, None
         key = self._scanner.key(began)
-        if began == self._inner and self._shape.arguments_key in (None, key) and not self.is_begun:
+        if began == self._inner and self._form.arguments_key in ("", key) and not self.is_begun:
             self._begin_arguments(char)
-        elif began == self._depth + 1 and key == self._shape.name_key and not self._shape.name:
+        elif began == self._depth + 1 and key == self._form.name_key and not self._marked_name:
             self._kept = []
             return char == '"'
         elif began == self._inner + 1 and self._streams and char == '"' and self._is_coerced(key):
@@ -187,8 +146,8 @@ class JsonCalls:
         if self._streams:
             coerced = coerce(value, self._properties.get(self._scanner.key(ended)))
             self._add(text if coerced is value else json_text(coerced))
-        elif isinstance(value, str) and key == self._shape.name_key and not self._name:
-            is_name = not has_half(value) if self._shape.is_marked else value in self._tools
+        elif isinstance(value, str) and key == self._form.name_key and not self._name:
+            is_name = not has_half(value) if self._is_marked else value in self._tools
             self._name = value if is_name else None
         else:
             self._arguments = text
@@ -198,7 +157,7 @@ class JsonCalls:
 
     def _end_call(self) -> bool:
         """End a call without arguments. It must be of a known tool, as other objects have names, too."""
-        if not self._shape.is_marked or not self._name or self._name not in self._tools:
+        if not self._is_marked or not self._name or self._name not in self._tools:
             return False
         self._begin_call(self._name)
         self._add("{}")

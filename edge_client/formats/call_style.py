@@ -15,11 +15,10 @@ from common.errors import PeerError, UserError
 from edge_client.formats.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.formats.chat_template import ChatTemplate, CostlyTemplateError
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import family_of
+from edge_client.formats.families import family_of, marks_of
 from edge_client.formats.json_text import json_text
 from edge_client.formats.message import Json, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
-from edge_client.formats.response_template import load_template
 from edge_client.formats.turn_order import TurnOrder, calls_apart, find_order, one_call_each
 
 LISTED = "You can call functions. Each line describes one in JSON.\n<tools>\n{tools}\n</tools>\n"
@@ -116,8 +115,8 @@ def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     function = {"name": PROBES[0]["function"]["name"], "arguments": arguments}
     call = {"id": IDS[0], "type": "function", "function": function}
     called: Json = {"role": "assistant", "content": "", "tool_calls": [call]}
-    how = family_of(template.source).template(template.source)
-    if syntax is not None and not _is_read(probes, controls, [user, called], how):
+    form = family_of(template.source).form(template.source)
+    if syntax is not None and not _is_read(probes, controls, [user, called], form):
         syntax = None
     style = CallStyle(syntax or HERMES, syntax is not None, lists_tools, find_order(probes.render, called))
     chat = [user, {**called, "content": CONTENT}, {"role": "tool", "content": RESULT, "tool_call_id": IDS[0]}]
@@ -130,12 +129,12 @@ def call_style(template: ChatTemplate, controls: Controls) -> CallStyle:
     return replace(style, has_system=all(SYSTEM in probes.text(each) for each in chats))
 
 
-def _is_read(probes: _Probes, controls: Controls, chat: Sequence[Json], how: Json) -> bool:
+def _is_read(probes: _Probes, controls: Controls, chat: Sequence[Json], form: MessageForm) -> bool:
     """Tell whether the call at a chat's end, as the template writes it, is read as that call."""
     begun = probes.text(chat[:-1], {"tools": PROBES})
     whole = probes.text(chat, {"tools": PROBES, "add_generation_prompt": False})
     begun = controls.common_prefix(begun, whole)
-    reader = MessageReader(MessageForm(how, load_template(how).prefix(begun), PROBES))
+    reader = MessageReader(replace(form, prefix=marks_of(form).prefix(begun), tools=PROBES))
     message = Message()
     message.add(reader.feed([TextSpan(whole.removeprefix(begun), None)]))
     message.add(reader.finish())

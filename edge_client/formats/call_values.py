@@ -1,7 +1,6 @@
-"""Reads the text of a template's region as a value, and tool calls in such values.
+"""Reads the arguments of a tool call that is no plain JSON, and coerces values to the types of their schemas.
 
-The parsers and the coercion have the results of transformers 5.23 (`utils/chat_parsing`). Each raises
-`ValueError` for a text that it cannot read.
+Both have the results of transformers 5.23 (`utils/chat_parsing`).
 """
 
 from __future__ import annotations
@@ -12,16 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import regex
-
 from edge_client.formats.json_text import has_half, json_text, read_json
-from edge_client.formats.response_template import PLACEHOLDER, Json, Region, bounded
-
-PARSE_TIME = 0.25
-"""Seconds for the pattern of one region's text."""
-
-MAX_ARGUMENTS = 2**24
-"""Characters of one region's calls. A transform can repeat the text, and a context has some four million."""
+from edge_client.formats.message import Json
+from edge_client.formats.regions import CallForm
 
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 BARE_KEY = re.compile(r"(?<=[{,])\s*(\w+)(?=\s*:)")
@@ -60,35 +52,19 @@ def properties_of(tools: Sequence[Json]) -> dict[str, Properties]:
     return types
 
 
-def read_calls(
-    region: Region, body: str, captures: Mapping[str, str], tools: Mapping[str, Properties]
-) -> list[tuple[str, str]]:
-    """Return the calls of a region's whole text: each name, and its arguments as JSON text.
-
-    Raises `ValueError` if the text is no call.
-    """
+def read_arguments(form: CallForm, body: str) -> tuple[Json, bool]:
+    """Return the arguments of a call that is read as a whole, and whether its text is certainly whole where
+    the text's end has cut it off. Raises `ValueError` for a text that cannot be read."""
+    if form.tags is not None:
+        return _tagged(body, *form.tags)
+    assert form.quotes is not None, "other calls are read while they are written"
     try:
-        value = _shaped(region, PARSERS[region.content](body, region.args), captures)
-        calls, size = list[tuple[str, str]](), 0
-        for each in value if isinstance(value, list) else [value]:
-            calls.append(_call(each, tools))
-            size += sum(map(len, calls[-1]))
-            if size > MAX_ARGUMENTS:
-                raise ValueError("the calls are much longer than their text")
+        arguments = read_json(_plain_json(body, *form.quotes))
     except RecursionError as error:
         raise ValueError("the value is nested too deeply") from error
-    return calls
-
-
-def _call(value: Any, tools: Mapping[str, Properties]) -> tuple[str, str]:
-    function = value.get("function", value) if isinstance(value, dict) else None
-    if not isinstance(function, dict) or not isinstance(name := function.get("name"), str) or not name:
-        raise ValueError("the value has no name")
-    if has_half(name):
-        raise ValueError("the name holds half a character")
-    if "arguments" not in function and name not in tools:
-        raise ValueError("the value has no arguments")
-    return name, arguments_text(function.get("arguments"), tools.get(name, {}))
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments are no object")
+    return arguments, True
 
 
 def arguments_text(value: Any, properties: Properties) -> str:
@@ -207,39 +183,32 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-# Parsers ----------------------------------------------------------------------------------------------------
+# Notations --------------------------------------------------------------------------------------------------
 
 
-def _json(text: str, args: Json) -> Any:
-    """Read JSON. Its strings may have marks of their own, and its keys no quotes, if `args` say so."""
-    pairs, bare_keys = args.get("string_delims", []), args.get("unquoted_keys", False)
-    return read_json(_plain_json(text, pairs, bare_keys) if pairs or bare_keys else text)
-
-
-def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> str:
-    """Return JSON with the usual marks around its strings and keys.
+def _plain_json(text: str, begin: str, end: str) -> str:
+    """Return JSON with the usual marks around its keys, and around strings between `begin` and `end`.
 
     Each part of the text is read once: a mark that has no end from one place on has none later either. For
     quotes this holds because a quote behind one without an end is escaped there, so that both read on alike.
     """
-    begins = [re.escape(begin) for begin, _ in pairs]
-    starts = re.compile("|".join([*begins, '"', *([BARE_KEY.pattern] if bare_keys else [])]))
-    open_pairs, has_strings = [(begin, end) for begin, end in pairs], True
+    starts = re.compile("|".join([re.escape(begin), '"', BARE_KEY.pattern]))
+    has_marked = has_strings = True
     parts, shown, at = list[str](), 0, 0
     while (start := starts.search(text, at)) is not None:
         at, written = start.start(), ""
         until = at + 1
-        for pair in [each for each in open_pairs if text.startswith(each[0], at)]:
-            inner = at + len(pair[0])
-            if (end := text.find(pair[1], inner)) >= 0:
-                written, until = json_text(text[inner:end]), end + len(pair[1])
-                break
-            open_pairs.remove(pair)
-        if not written and has_strings and text[at] == '"':
-            if (string := STRING.match(text, at)) is not None:
-                written, until = string[0], string.end()
+        if has_marked and text.startswith(begin, at):
+            inner = at + len(begin)
+            has_marked = (found := text.find(end, inner)) >= 0
+            if has_marked:
+                written, until = json_text(text[inner:found]), found + len(end)
+        elif has_strings and text[at] == '"':
+            string = STRING.match(text, at)
             has_strings = string is not None
-        if not written and bare_keys and (key := BARE_KEY.match(text, at)) is not None:
+            if string is not None:
+                written, until = string[0], string.end()
+        elif (key := BARE_KEY.match(text, at)) is not None:
             written, until = f'"{key[1]}"', key.end()
         if written:
             parts += (text[shown:at], written)
@@ -248,62 +217,17 @@ def _plain_json(text: str, pairs: Sequence[Sequence[str]], bare_keys: bool) -> s
     return "".join([*parts, text[shown:]])
 
 
-def _xml_inline(text: str, args: Json) -> Json:
-    """Read tags as values by name.
+def _tagged(text: str, begin: str, end: str) -> tuple[Json, bool]:
+    """Read tags as values by name. Return also whether the text is tags alone, of which there is one.
 
     A value ends at the first mark of an end, even within a string in JSON: such a notation (Qwen 3.5, GLM)
     has no escapes, and its text does not say whether a value is JSON.
     """
-    return {match["key"]: match["value"] or "" for match in _tags(args, text)}
-
-
-def _tags(args: Json, text: str) -> list[regex.Match[str]]:
-    pattern: regex.Pattern[str] = args["tag_pattern"]
-    try:
-        return bounded(lambda limit: list(pattern.finditer(text, timeout=limit)), PARSE_TIME)
-    except (TimeoutError, MemoryError) as error:
-        raise ValueError("the tag_pattern takes too long") from error
-
-
-def is_whole(region: Region, body: str) -> bool:
-    """Tell whether a region that the text's end cut off is certainly whole. Tags may be missing in it."""
-    if region.content != "xml-inline":
-        return region.content == "json"  # which is read to its own end
-    tags = _tags(region.args, body)
-    ends = [0, *(each.end() for each in tags)]
-    starts = [*(each.start() for each in tags), len(body)]
-    return bool(tags) and not any(body[a:b].strip() for a, b in zip(ends, starts, strict=True))
-
-
-PARSERS: dict[str, Callable[[str, Json], Any]] = {"json": _json, "xml-inline": _xml_inline}
-
-
-# Shapes -----------------------------------------------------------------------------------------------------
-
-
-def _shaped(region: Region, value: Any, captures: Mapping[str, str]) -> Any:
-    """Bring a value into the shape of the region's transform."""
-    if region.transform is None:
-        return value
-    if not region.transform_each:
-        return _fill(region.transform, {**captures, "content": value})
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise ValueError("the value must be a list of objects")
-    return [_fill(region.transform, {**captures, **each}) for each in value]
-
-
-def _fill(shape: Any, scope: Mapping[str, Any]) -> Any:
-    match shape:
-        case dict():
-            return {key: _fill(each, scope) for key, each in shape.items()}
-        case list():
-            return [_fill(each, scope) for each in shape]
-        case str() if match := PLACEHOLDER.fullmatch(shape):
-            value: Any = scope
-            for key in match[1].split("."):
-                if not isinstance(value, Mapping) or key not in value:
-                    raise ValueError(f"the value has no {match[1]}")
-                value = value[key]
-            return value
-        case _:
-            return shape
+    begins, ends = re.compile(begin), re.compile(end)
+    values, between, at = Json(), list[str](), 0
+    while (opened := begins.search(text, at)) and (closed := ends.search(text, opened.end())):
+        between.append(text[at : opened.start()])
+        values[opened["key"]] = text[opened.end() : closed.start()]
+        at = closed.end()
+    between.append(text[at:])
+    return values, bool(values) and not "".join(between).strip()

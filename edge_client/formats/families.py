@@ -1,7 +1,6 @@
 """Knows families of models by the marks in their chat templates: how they write, and what they want to get.
 
-A family's `template` is a `response_template` of transformers 5.23. The
-marks are facts of the models' own chat templates, as they are on the Hugging Face hub.
+The marks are facts of the models' own chat templates, as they are on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -10,26 +9,33 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-Json = dict[str, Any]
+from edge_client.formats.message import Json, MessageForm
+from edge_client.formats.regions import (
+    CALLS,
+    CONTENT,
+    REASONING,
+    CallForm,
+    MessageMarks,
+    Region,
+    mark,
+    pattern,
+)
 
-AS_FUNCTION: Json = {"type": "function", "function": "{content}"}
-WITH_NAME: Json = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-
-NAMED_CALLS: Json = {"repeats": True, "content": "json", "transform": WITH_NAME}
-"""The fields of calls whose name stands before their arguments. A family adds its marks."""
-
-HERMES_CALLS: Json = {
-    # White space before a call is no content, also for transformers. Qwen 2.5 Coder leaves its marks out.
-    "open_pattern": r'\s*<tool_call>|\A\s*(?P<unmarked>```(?:json)?\s*|)(?=\{\s*"name"\s*:)',
-    "close": ["</tool_call>", "```"],
-    "repeats": True,
-    "content": "json",
-    "transform": AS_FUNCTION,
-}
-THINK: Json = {"open": "<think>", "close": "</think>"}
+HERMES_CALLS = Region(
+    CALLS,
+    # Qwen 2.5 Coder leaves its marks out.
+    pattern(r'<tool_call>|\A\s*(?P<unmarked>```(?:json)?\s*|)(?=\{\s*"name"\s*:)'),
+    mark("</tool_call>", "```"),
+    calls=CallForm("name", "arguments"),
+)
+THINK = Region(REASONING, mark("<think>"), mark("</think>"))
 """The marks of reasoning of most models. They count where the chat template names them."""
+
+ALL_ELSE = Region(CONTENT)
+"""The content of most models: the text outside of all regions."""
 
 BEGUN = r"(?=<think>\s*\Z)"
 """Finds the mark of reasoning that the prompt has already begun."""
@@ -45,22 +51,18 @@ class Family:
     name: str
     marks: tuple[str, ...]  # one of them is in the chat template
     start: str  # pattern before the message
-    calls: Json | None  # None: the model has no notation of its own
-    reasoning: Json | None = None  # None: `THINK`
-    content: Json | None = None  # None: all else
+    calls: Region | None  # None: the model has no notation of its own
+    reasoning: Region | None = None  # None: `THINK`
+    content: Region = ALL_ELSE
     short_ids: bool = False  # ids of calls must have nine letters or digits
     has_blocks: bool = False  # some templates want reasoning as a block of the content
     efforts: tuple[str, ...] = ()  # the values of `reasoning_effort`, from the least on; empty: any
     is_harmony: bool = False
 
-    def template(self, source: str, calls: Json | None = None) -> Json:
-        """Return the response template of a model with this chat template. `calls` replace its own."""
-        fields: Json = {"content": self.content or {}}
-        if (own := calls or self.calls) is not None:
-            fields["tool_calls"] = own
-        if self.reasoning is not None or any(mark in source for mark in THINK.values()):
-            fields["reasoning_content"] = self.reasoning or THINK
-        return {"defaults": {"role": "assistant"}, "start_anchor_pattern": self.start, "fields": fields}
+    def form(self, source: str, has_own_calls: bool = True) -> MessageForm:
+        """Return how the messages of a model with this chat template are read."""
+        thinks = self.reasoning is not None or "<think>" in source or "</think>" in source
+        return MessageForm(self.name, thinks, has_own_calls)
 
     def settings(self, source: str, given: Json) -> Json:
         """Return the settings that this chat template of the family knows: the next effort of its own, and
@@ -125,38 +127,43 @@ FAMILIES = (
         "Gemma 4",
         marks=("<|tool_call>call:",),
         start=r"<\|turn>model\n|<tool_response\|>",
-        reasoning={"open": "<|channel>thought\n", "close": "<channel|>"},
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"<\|tool_call>call:(?P<name>[^{\s]+)",
-            "close": "<tool_call|>",
-            "content_args": {"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
-        },
-        content={"close": ["<turn|>", "<|tool_response>"]},
+        reasoning=Region(REASONING, mark("<|channel>thought\n"), mark("<channel|>")),
+        calls=Region(
+            CALLS,
+            pattern(r"<\|tool_call>call:(?P<name>[^{\s]+)"),
+            mark("<tool_call|>"),
+            calls=CallForm(quotes=('<|"|>', '<|"|>')),
+        ),
+        content=Region(CONTENT, close=mark("<turn|>", "<|tool_response>")),
     ),
     Family(  # https://cookbook.openai.com/articles/openai-harmony
         "gpt-oss",
         marks=("<|channel|>",),
         start=r"<\|start\|>assistant",
-        reasoning={
-            "open": ["<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"],
-            "close": "<|end|>",
-            "repeats": True,
-            "join": "\n\n",
-        },
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"(?:<\|start\|>assistant)?(?:"
-            r"\s*to=functions\.(?P<name>[^<\s]+)\s*<\|channel\|>(?:commentary|analysis)|"
-            r"<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[^<\s]+))" + HARMONY_TYPE,
-            "close": ["<|call|>", "<|end|>"],
-        },
-        content={
-            "close_pattern": r"<\|(?:end|return|call)\|>|"
-            r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)" + HARMONY_TYPE,
-            "repeats": True,
-            "join": "\n\n",
-        },
+        reasoning=Region(
+            REASONING,
+            mark("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>analysis<|message|>"),
+            mark("<|end|>"),
+            join="\n\n",
+        ),
+        calls=Region(
+            CALLS,
+            pattern(
+                r"(?:<\|start\|>assistant\s*)?(?:"
+                r"to=functions\.(?P<name>[^<\s]+)\s*<\|channel\|>(?:commentary|analysis)|"
+                r"<\|channel\|>(?:commentary|analysis)\s+to=functions\.(?P<name>[^<\s]+))" + HARMONY_TYPE
+            ),
+            mark("<|call|>", "<|end|>"),
+            calls=CallForm(),
+        ),
+        content=Region(
+            CONTENT,
+            close=pattern(
+                r"<\|(?:end|return|call)\|>|"
+                r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)" + HARMONY_TYPE
+            ),
+            join="\n\n",
+        ),
         efforts=("low", "medium", "high"),
         is_harmony=True,
     ),
@@ -164,61 +171,58 @@ FAMILIES = (
         "DeepSeek V3.2, V4",
         marks=("｜DSML｜",),
         start=r"<｜Assistant｜>|</function_results>",
-        calls={
-            "open_pattern": r'\s*(?:<｜DSML｜\w+>\s*)?<｜DSML｜invoke name="(?P<name>[^"]+)">',
-            "close": "</｜DSML｜invoke>",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r'<｜DSML｜parameter name="(?P<key>[^"]+)"[^>]*>'
-                r"(?P<value>.*?)</｜DSML｜parameter>"
-            },
-            "transform": WITH_NAME,
-        },
-        content={
-            "close_pattern": r"</think>|\s*</｜DSML｜(?:tool|function)_calls>|<｜end▁of▁sentence｜>",
-        },
+        calls=Region(
+            CALLS,
+            pattern(r'(?:<｜DSML｜\w+>\s*)?<｜DSML｜invoke name="(?P<name>[^"]+)">'),
+            mark("</｜DSML｜invoke>"),
+            calls=CallForm(tags=(r'<｜DSML｜parameter name="(?P<key>[^"]+)"[^>]*>', "</｜DSML｜parameter>")),
+        ),
+        content=Region(
+            CONTENT,
+            close=pattern(r"</think>|</｜DSML｜(?:tool|function)_calls>|<｜end▁of▁sentence｜>"),
+        ),
     ),
     Family(
         "DeepSeek V3, R1",
         marks=("<｜tool▁call▁begin｜>", "<｜Assistant｜>"),
         start=r"<｜Assistant｜>|<｜tool▁outputs?▁end｜>",
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"\s*(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:"
-            r"function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n|"
-            r"(?!function<｜tool▁sep｜>)(?P<name>[^\n<]+)<｜tool▁sep｜>)",
-            "close_pattern": r"(?:\s*```)?\s*<｜tool▁call▁end｜>",
-        },
-        content={"close": ["</think>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"]},
+        calls=Region(
+            CALLS,
+            pattern(
+                r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(?:"
+                r"function<｜tool▁sep｜>(?P<name>[^\n<]+)\n```json\n|"
+                r"(?!function<｜tool▁sep｜>)(?P<name>[^\n<]+)<｜tool▁sep｜>)"
+            ),
+            pattern(r"(?:```\s*)?<｜tool▁call▁end｜>"),
+            calls=CallForm(),
+        ),
+        content=Region(CONTENT, close=mark("</think>", "<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>")),
     ),
     Family(
         "GLM 4.5",
         marks=("<arg_key>",),
         start=r"<\|assistant\|>",
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"\s*<tool_call>\s*(?P<name>[^\s<]+)",
-            "close": "</tool_call>",
-            "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-            },
-        },
-        content={"close": "</think>"},  # which a prompt without reasoning ends with from 4.7 on
+        calls=Region(
+            CALLS,
+            pattern(r"<tool_call>\s*(?P<name>[^\s<]+)"),
+            mark("</tool_call>"),
+            calls=CallForm(tags=(r"<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>", "</arg_value>")),
+        ),
+        content=Region(
+            CONTENT, close=mark("</think>")
+        ),  # at the end of a prompt without reasoning from 4.7 on
         efforts=("high", "max"),
     ),
     Family(
         "Qwen 3.5, Qwen 3 Coder",
         marks=("<function=",),
         start=f"{CHATML}|{BEGUN}",
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
-        },
+        calls=Region(
+            CALLS,
+            pattern(r"<tool_call>\s*<function=(?P<name>[^>\n]+)>"),
+            pattern(r"</function>\s*</tool_call>"),
+            calls=CallForm(tags=(r"<parameter=(?P<key>[^<>\n]+)>\n?", r"\n?</parameter>")),
+        ),
     ),
     Family(
         "Hermes, Qwen 2.5, Qwen 3",
@@ -230,12 +234,13 @@ FAMILIES = (
         "Mistral from 2025-06 on",
         marks=("[ARGS]",),
         start=r"\[/INST\]|\[/TOOL_RESULTS\]",
-        reasoning={"open": ["[THINK]", "<think>"], "close": ["[/THINK]", "</think>"]},
-        calls={
-            **NAMED_CALLS,
-            "open_pattern": r"\[TOOL_CALLS\]\s*(?P<name>[^\[\s{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]",
-            "close_pattern": r"(?=\[TOOL_CALLS\])|</s>",
-        },
+        reasoning=Region(REASONING, mark("[THINK]", "<think>"), mark("[/THINK]", "</think>")),
+        calls=Region(
+            CALLS,
+            pattern(r"\[TOOL_CALLS\]\s*(?P<name>[^\[\s{]+)(?:\[CALL_ID\]\w*)?\[ARGS\]"),
+            pattern(r"(?=\[TOOL_CALLS\])|</s>"),
+            calls=CallForm(),
+        ),
         efforts=("none", "high"),
         short_ids=True,
         has_blocks=True,
@@ -244,28 +249,21 @@ FAMILIES = (
         "Mistral",
         marks=("[TOOL_CALLS]",),
         start=r"\[/INST\]|\[/TOOL_RESULTS\]",
-        calls={
-            "open": "[TOOL_CALLS]",
-            "close": "</s>",
-            "content": "json",
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{arguments}"}},
-            "transform_each": True,
-        },
+        calls=Region(
+            CALLS, mark("[TOOL_CALLS]"), mark("</s>"), calls=CallForm("name", "arguments", is_list=True)
+        ),
         short_ids=True,
     ),
     Family(
         "Llama 3",
         marks=("<|start_header_id|>",),
         start=r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n",
-        calls={
-            "open_pattern": r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:type|name)"\s*:)',
-            "close": ["<|eom_id|>", "<|eot_id|>"],
-            "content": "json",
-            "transform": {
-                "type": "function",
-                "function": {"name": "{content.name}", "arguments": "{content.parameters}"},
-            },
-        },
+        calls=Region(
+            CALLS,
+            pattern(r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*"(?:type|name)"\s*:)'),
+            mark("<|eom_id|>", "<|eot_id|>"),
+            calls=CallForm("name", "parameters"),
+        ),
     ),
     Family("Gemma 3", marks=("<start_of_turn>",), start=r"<start_of_turn>model\n", calls=None),
     Family("any other", marks=("",), start=BEGUN, calls=None),
@@ -276,3 +274,17 @@ FAMILIES = (
 def family_of(source: str) -> Family:
     """Return the family of a chat template."""
     return next(each for each in FAMILIES if any(mark in source for mark in each.marks))
+
+
+@lru_cache(maxsize=32)
+def _marks(name: str, thinks: bool, has_own_calls: bool) -> MessageMarks:
+    family = next(each for each in FAMILIES if each.name == name)
+    calls = family.calls if has_own_calls else HERMES_CALLS
+    reasoning = (family.reasoning or THINK) if thinks else None
+    regions = tuple(each for each in (calls, reasoning) if each is not None)
+    return MessageMarks(pattern(family.start), regions, family.content)
+
+
+def marks_of(form: MessageForm) -> MessageMarks:
+    """Return the marks by which a form is read."""
+    return _marks(form.family, form.thinks, form.has_own_calls)

@@ -105,14 +105,16 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """Says how a text is to be read. All values are JSON, so that a text on disk can be read on.
+    """Says how a text is to be read (`families.marks_of`). All values are JSON, so that a text on disk can be
+    read on.
 
-    `template` is a `response_template` as transformers 5.23 defines it; None: the whole text is content.
     `prefix` is the end of the prompt that already belongs to the message, such as an open `<think>`.
     `tools` are the tools that the model may call, as the chat template gets them; without any, the text of a
     call is content.
     """
 
-    template: Json | None = None
+    family: str = ""  # of the model; empty: the whole text is content
+    thinks: bool = False  # the marks of reasoning count
+    has_own_calls: bool = True  # calls in the family's own notation; else in that of Hermes
     prefix: str = ""
     tools: Sequence[Json] = ()

@@ -1,20 +1,20 @@
-"""Reads a text as a message by a response template, while it is written.
+"""Reads a text as a message by its model's marks, while it is written.
 
 Each part keeps its spans, and loses the white space around regions.
 """
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import regex
 
-from edge_client.formats.call_reader import JsonCalls, JsonShape, WholeCalls
+from edge_client.formats.call_reader import JsonCalls, WholeCall
 from edge_client.formats.call_values import properties_of
 from edge_client.formats.detokenizer import TextSpan
+from edge_client.formats.families import marks_of
 from edge_client.formats.message import (
     ArgumentsAdded,
     CallBegun,
@@ -23,18 +23,11 @@ from edge_client.formats.message import (
     MessagePart,
     ReasoningAdded,
 )
-from edge_client.formats.response_template import Anchor, Region, ResponseTemplate, bounded, load_template
+from edge_client.formats.regions import CALLS, REASONING, Mark, Region
 
-REASONING = ("reasoning_content", "reasoning", "thinking")
-CALLS = "tool_calls"
-
-SEARCH_TIME = 0.05
-"""Seconds for one search of a pattern. Those in use take microseconds."""
-
-TIME = 0.5
-TIME_PER_CHARACTER = 5e-5
-"""Seconds of this thread for the searches in a text: at most `TIME` at once, which characters replenish. A
-template that needs more is not followed any further. Those in use take 1 to 15 µs a character."""
+MAX_MARK = 512
+"""Characters of a mark, names within it included. A search starts again at its beginning for each further
+character."""
 
 MAX_INERT = 4096
 """Characters that a reader knows to begin no mark."""
@@ -48,7 +41,7 @@ class MessageReader:
 
     The parts so far are a function of the text so far: it is read character by character, so they do not
     depend on where the pieces were cut. Text that is no reasoning and no call is content. So is a call that
-    cannot be read, with its marks, and all text after a template that takes too long.
+    cannot be read, with its marks.
     """
 
     def __init__(self, form: MessageForm) -> None:
@@ -57,30 +50,24 @@ class MessageReader:
         self._queue = _SpanQueue()
         self._text, self._place, self._before = "", 0, 0  # read up to `_place`; characters dropped before
         self._tools = properties_of(form.tools)
-        template = load_template(form.template) if form.template is not None else None
-        self._template: ResponseTemplate | None = template
+        marks = marks_of(form) if form.family else None
+        self._outside = marks.outside if marks is not None else None  # None: the whole text is content
         self._regions = tuple(  # whose marks count: without tools the text of a call is content
-            each
-            for each in (template.regions if template is not None else ())
-            if form.tools or each.name != CALLS
+            each for each in (marks.regions if marks is not None else ()) if form.tools or each.name != CALLS
         )
         self._region: Region | None = None  # None: outside
-        self._calls: JsonCalls | WholeCalls | None = None
+        self._calls: JsonCalls | WholeCall | None = None
         self._raw = list[_Piece]()  # the text of the calls' region, until one is certain
         self._num_calls = 0
         self._is_plain = True  # no region so far
         self._watches = dict[str, _Watch]()  # by the present region's name; empty outside
         self._barred = -1  # place where an empty mark was found before
-        self._time_left = TIME
-        self._until = 0.0  # of this thread's processor time; a search may run until then
-        outside = template.outside if template is not None else None
         self._content = _Trimmed(self._sink, ContentAdded)
         self._reasoning = _Trimmed(self._sink, ReasoningAdded)
-        for region in (*self._regions, outside):
+        for region in (*self._regions, self._outside):
             if region is not None and region.name != CALLS:
-                trimmed = self._reasoning if region.name in REASONING else self._content
-                trimmed.join = region.join
-        if template is not None and form.prefix:
+                self._trimmed(region).join = region.join
+        if self._outside is not None and form.prefix:
             self._read(_Source(TextSpan(form.prefix, None, 0), is_hidden=True))
 
     def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
@@ -91,9 +78,9 @@ class MessageReader:
 
     def finish(self) -> list[MessagePart]:
         """End the text and return the rest. What cannot be read as a call is content."""
-        if self._template is not None:
-            self._until = time.thread_time() + self._time_left
-            self._try(at_end=True)
+        if self._outside is not None:
+            while self._step(at_end=True):
+                pass
             self._end_calls()
         self._show(self._queue.rest())
         self._reasoning.finish(is_verbatim=False)
@@ -103,44 +90,19 @@ class MessageReader:
     # Text -------------------------------------------------------------------------------------------------
 
     def _read(self, source: _Source) -> None:
-        if self._template is None:
+        if self._outside is None:
             self._sink.show(ContentAdded, [(source, source.span.text)])
             return
-        self._until = time.thread_time() + self._time_left
         if not source.span.text:
             self._queue.push(source, "")
-        for at, char in enumerate(source.span.text):
+        for char in source.span.text:
             self._queue.push(source, char)
             self._text += char
-            self._until += TIME_PER_CHARACTER
-            if not self._try(at_end=False):
-                if rest := source.span.text[at + 1 :]:
-                    self._sink.show(ContentAdded, [(source, rest)])
-                return
+            while self._step(at_end=False):
+                pass
             if self._place > 4 * KEPT:
                 cut = self._place - KEPT
                 self._text, self._place, self._before = self._text[cut:], KEPT, self._before + cut
-        self._time_left = min(TIME, self._until - time.thread_time())
-
-    def _try(self, at_end: bool) -> bool:
-        """Read on as far as is certain. Return False if the template takes too long."""
-        try:
-            while self._step(at_end):
-                pass
-        except (TimeoutError, MemoryError):
-            self._give_up()
-            return False
-        return True
-
-    def _give_up(self) -> None:
-        """Read the rest as content."""
-        self._template, self._region, self._is_plain = None, None, True
-        if isinstance(self._calls, JsonCalls):
-            self._calls.stop()
-            self._sink.add(self._calls.release())
-        self._content.add([*self._raw, *self._queue.rest()], is_verbatim=True)
-        self._content.finish(is_verbatim=True)
-        self._calls, self._raw = None, []
 
     def _step(self, at_end: bool) -> bool:
         """Read on by one mark, or to the end of what is certain. Return whether there may be more."""
@@ -175,12 +137,13 @@ class MessageReader:
         end, watch = len(self._text), self._watch()
         if not at_end and end - self._place == 1 and self._text[self._place] in watch.inert:
             return None, end
-        for region, anchor, is_open in watch.anchors:
-            match = self._search(anchor.pattern, partial=not at_end)
+        for region, mark, is_open in watch.marks:
+            match = mark.compiled.search(self._text, self._place, partial=not at_end)
             if match is None or self._is_void(match, region, is_open):
                 continue
-            if not at_end and self._may_change(match, anchor):
-                end = min(end, match.start())
+            if not at_end and self._may_change(match, mark):
+                is_too_long = len(self._text) - match.start() > MAX_MARK
+                end = min(end, match.start() + is_too_long)
                 continue
             key = (match.start(), match.start() - match.end(), not is_open, region.name)
             if best is None or key < best[0]:
@@ -191,18 +154,9 @@ class MessageReader:
             return None, end
         return best[1:], end
 
-    def _search(self, pattern: regex.Pattern[str], partial: bool) -> regex.Match[str] | None:
-        def search(limit: float) -> regex.Match[str] | None:
-            return pattern.search(self._text, self._place, partial=partial, timeout=limit)
-
-        left = self._until - time.thread_time()
-        if left <= 0:
-            raise TimeoutError
-        return bounded(search, min(SEARCH_TIME, left))
-
     def _watch(self) -> _Watch:
         """Return the marks that count now."""
-        assert self._template is not None, "asked for before"
+        assert self._outside is not None, "asked for before"
         name = self._region.name if self._region is not None else ""
         if name in self._watches:
             return self._watches[name]
@@ -210,17 +164,14 @@ class MessageReader:
             listed = [(self._region, self._region.close, False)]
         else:
             listed = [(each, each.open, True) for each in self._regions]
-            if (outside := self._template.outside) is not None:
-                listed.append((outside, outside.close, False))
-        watch = _Watch(
-            [(region, anchor, is_open) for region, anchor, is_open in listed if anchor is not None]
-        )
+            listed.append((self._outside, self._outside.close, False))
+        watch = _Watch([(region, mark, is_open) for region, mark, is_open in listed if mark is not None])
         return self._watches.setdefault(name, watch)
 
-    def _may_change(self, match: regex.Match[str], anchor: Anchor) -> bool:
+    def _may_change(self, match: regex.Match[str], mark: Mark) -> bool:
         if match.partial:
             return True
-        return match.end() == len(self._text) and (anchor.may_grow or match.start() == match.end())
+        return match.end() == len(self._text) and (mark.may_grow or match.start() == match.end())
 
     def _is_void(self, match: regex.Match[str], region: Region, is_open: bool) -> bool:
         """Tell whether an empty mark changes nothing, or was found here before."""
@@ -239,13 +190,16 @@ class MessageReader:
         """Add text to the present region."""
         if self._calls is not None:
             self._raw += pieces
-            if isinstance(self._calls, WholeCalls):
+            if isinstance(self._calls, WholeCall):
                 self._calls.body += (text for _, text in pieces)
-        elif self._region is not None and self._region.name in REASONING:
+        elif self._region is not None and self._region.name == REASONING:
             self._count(pieces)
             self._reasoning.add(pieces, is_verbatim=False)
-        elif self._region is not None or self._template is None or self._template.outside is not None:
+        else:
             self._content.add(pieces, self._is_plain)
+
+    def _trimmed(self, region: Region) -> _Trimmed:
+        return self._reasoning if region.name == REASONING else self._content
 
     def _count(self, pieces: Sequence[_Piece]) -> None:
         for source, _ in pieces:
@@ -262,30 +216,28 @@ class MessageReader:
         self._show(self._take(match.start() + len(text) - len(text.lstrip())))
         mark = self._take(match.end())
         self._region = region
-        if region.name == CALLS:
+        if region.calls is not None:
             captures = {name: each for name, each in match.groupdict().items() if each is not None}
-            shape = JsonShape.of(region, captures)
             self._raw = mark
             self._calls = (
-                WholeCalls(region, captures, self._tools)
-                if shape is None
-                else JsonCalls(shape, self._tools, self._num_calls)
+                JsonCalls(region.calls, captures, self._tools, self._num_calls)
+                if region.calls.is_streamed
+                else WholeCall(region.calls, captures, self._tools)
             )
             return
         self._is_plain = False
         self._content.end_region()
-        if region.name in REASONING:
+        if region.name == REASONING:
             self._count(mark)
 
     def _close(self, region: Region, mark: list[_Piece]) -> None:
-        if isinstance(self._calls, WholeCalls):
+        if isinstance(self._calls, WholeCall):
             self._raw += mark
-            self._read_calls(self._calls)
-        elif region.name in REASONING:
-            self._count(mark)
-            self._reasoning.end_region()
+            self._read_call(self._calls)
         else:
-            self._content.end_region()
+            if region.name == REASONING:
+                self._count(mark)
+            self._trimmed(region).end_region()
         self._leave()
 
     def _leave(self) -> None:
@@ -327,13 +279,13 @@ class MessageReader:
         self._content.add(self._raw, self._is_plain)
         self._leave()
 
-    def _read_calls(self, calls: WholeCalls, is_cut_off: bool = False) -> None:
+    def _read_call(self, call: WholeCall, is_cut_off: bool = False) -> None:
         try:
-            parts = calls.finish(self._num_calls, is_cut_off)
+            parts = call.finish(self._num_calls, is_cut_off)
         except ValueError:
             self._content.add(self._raw, self._is_plain)
             return
-        self._begin_calls(self._num_calls + len(parts) // 2)
+        self._begin_calls(self._num_calls + 1)
         self._sink.add(parts)
 
     def _end_calls(self) -> None:
@@ -341,9 +293,9 @@ class MessageReader:
         match self._calls:
             case JsonCalls() as calls if not calls.is_whole:
                 self._spoil(calls)
-            case WholeCalls() as calls:
+            case WholeCall() as call:
                 self._show(self._queue.rest())
-                self._read_calls(calls, is_cut_off=True)
+                self._read_call(call, is_cut_off=True)
                 self._leave()
 
 
@@ -353,10 +305,10 @@ class _Watch:
     `inert` are characters at which no mark begins, whatever stands before them.
     """
 
-    def __init__(self, anchors: Sequence[tuple[Region, Anchor, bool]]) -> None:
-        self.anchors = anchors
+    def __init__(self, marks: Sequence[tuple[Region, Mark, bool]]) -> None:
+        self.marks = marks
         self.inert = set[str]()
-        self._learns = not any(anchor.looks_around for _, anchor, _ in anchors)
+        self._learns = not any(mark.looks_around for _, mark, _ in marks)
 
     def learn(self, char: str) -> None:
         """Note that no mark begins at a character."""

@@ -24,7 +24,7 @@ from edge_client.formats.call_grammar import CallGrammars, Thought, request_gram
 from edge_client.formats.call_style import CallStyle, call_style
 from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import HERMES_CALLS, THINK, family_of
+from edge_client.formats.families import family_of
 from edge_client.formats.message import Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
@@ -179,10 +179,8 @@ def accepts(found: Family, matcher: Matcher, text: str) -> bool:
 def calls_in(name: str, text: str, tools: Sequence[Tool], rng: random.Random) -> list[tuple[str, Json]]:
     """Return the calls in a text, as a client gets them. The text must hold nothing else."""
     found, style = known(name)
-    template = family_of(found.template.source).template(found.template.source)
-    if not style.is_own:
-        template["fields"]["tool_calls"] = HERMES_CALLS
-    reader = MessageReader(MessageForm(template, "", [each.to_json() for each in tools]))
+    form = family_of(found.template.source).form(found.template.source, style.is_own)
+    reader = MessageReader(replace(form, tools=[each.to_json() for each in tools]))
     message = Message()
     cuts = [0, *sorted(rng.randint(0, len(text)) for _ in range(3)), len(text)]
     for begin, end in itertools.pairwise(cuts):
@@ -296,8 +294,9 @@ def test_a_call_may_follow_a_thought_and_must_if_the_prompt_holds_its_beginning(
 def test_a_thought_comes_where_the_template_or_the_prompt_says_so(
     prefix: str, source: str, expected: Thought | None
 ) -> None:
-    assert thought_of(MessageForm({"fields": {"reasoning_content": THINK}}, prefix), source) == expected
-    assert thought_of(MessageForm(None, prefix), source) is None
+    form = replace(family_of("<tool_call>").form("<think>"), prefix=prefix)
+    assert thought_of(form, source) == expected
+    assert thought_of(MessageForm(prefix=prefix), source) is None
 
 
 # Which grammar a request gets -------------------------------------------------------------------------------
@@ -395,7 +394,7 @@ def test_a_format_holds_the_content_and_no_thought(
     make = CallGrammars(style.syntax, found.controls, thought=thought)
     matcher = grammars(name).matcher(request_grammar(tools, json_schema_grammar(FORMAT), make))
     source = found.template.source
-    form = MessageForm(family_of(source).template(source), thought.begin * thought.is_open)
+    form = replace(family_of(source).form(source), prefix=thought.begin * thought.is_open)
     for text in texts:
         written = text.replace("@", '{"answer": 7}')
         assert accepts(found, matcher, written)

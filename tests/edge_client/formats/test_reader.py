@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,11 +16,10 @@ from hypothesis import strategies as st
 from common.messages import TokenLogprobs
 from edge_client.formats.call_values import properties_of, types_of
 from edge_client.formats.detokenizer import TextSpan, TokenOrigin
-from edge_client.formats.families import family_of, short_id
+from edge_client.formats.families import family_of, marks_of, short_id
 from edge_client.formats.json_scanner import JsonScanner
 from edge_client.formats.message import ArgumentsAdded, CallBegun, ContentAdded, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
-from edge_client.formats.response_template import bounded, load_template
 from tests.edge_client.formats.written_messages import (
     GEMMA_4,
     GLM,
@@ -32,13 +32,12 @@ from tests.edge_client.formats.written_messages import (
     TOOLS,
     Json,
     Sample,
+    response_template,
 )
-
-PLAIN_START = {"start_anchor": "@"}
 
 
 def form_of(sample: Sample, tools: Sequence[Json] = TOOLS) -> MessageForm:
-    return MessageForm(sample.template, sample.prefix, tools)
+    return replace(sample.form, prefix=sample.prefix, tools=tools)
 
 
 def read(form: MessageForm, *texts: str) -> Message:
@@ -79,7 +78,8 @@ def test_transformers_reads_the_same(name: str) -> None:
     from transformers.utils.chat_parsing import parse_response
 
     sample = SAMPLES[name]
-    found = parse_response(sample.text, sample.template, prefix=sample.prefix, tools=list(TOOLS))
+    template = response_template(sample.form)
+    found = parse_response(sample.text, template, prefix=sample.prefix, tools=list(TOOLS))
     calls = found.get("tool_calls") or []
     functions = [each["function"] for each in (calls if isinstance(calls, list) else [calls])]
     assert found.get("content", "") == sample.content
@@ -149,7 +149,7 @@ def test_what_is_read_does_not_depend_on_the_cuts(
 def test_without_tools_and_reasoning_a_text_is_content_as_it_is(parts: list[str]) -> None:
     text = "".join(parts)
     for source in ("<tool_call>", "[TOOL_CALLS]", "", "<start_of_turn>"):
-        found = read(MessageForm(family_of(source).template(source)), *parts)
+        found = read(family_of(source).form(source), *parts)
         assert (found.text.removesuffix("</s>"), found.calls) == (text.removesuffix("</s>"), [])
     assert read(MessageForm(), *parts).text == text
 
@@ -185,7 +185,7 @@ def test_without_tools_and_reasoning_a_text_is_content_as_it_is(parts: list[str]
     ],
 )
 def test_what_is_no_call_is_content_as_it_is(source: str, text: str) -> None:
-    found = read(MessageForm(family_of(source).template(source), "", TOOLS), *text)
+    found = read(replace(family_of(source).form(source), tools=TOOLS), *text)
     assert (found.text, found.calls) == (text, [])
 
 
@@ -317,23 +317,7 @@ def test_white_space_counts_in_a_text_without_regions_only() -> None:
     assert read(form, "a", call, "b").text == "a\nb"
 
 
-# Templates --------------------------------------------------------------------------------------------------
-
-FIELDS: Json = {"content": {}}
-
-
-SLOW, STUCK = "(a|a|aa)+b[^x]", "a" * 40 + "bx"
-"""A pattern, and a text for which it takes years."""
-
-
-def test_a_pattern_that_takes_too_long_leaves_content() -> None:
-    slow: Json = {"open_pattern": SLOW, "close": "x", "content": "json"}
-    fields: Json = {"content": {}, "tool_calls": slow, "reasoning": {"open": "<", "close": ">"}}
-    form = MessageForm({**PLAIN_START, "fields": fields}, "", TOOLS)
-    begun = time.thread_time()
-    assert said(read(form, *STUCK, "<y>", "z")) == (f"{STUCK}<y>z", "", [])
-    assert said(read(form, "<y>z")) == ("z", "y", [])
-    assert time.thread_time() - begun < 5
+# Time and size --------------------------------------------------------------------------------------------
 
 
 def cost_of(form: MessageForm, *texts: str) -> float:
@@ -343,83 +327,37 @@ def cost_of(form: MessageForm, *texts: str) -> float:
     return time.thread_time() - begun
 
 
-def test_all_searches_of_a_text_together_are_bounded() -> None:
-    """A thousand characters, at each of which a search alone could take its full time."""
-    slow: Json = {"open_pattern": SLOW, "close": "x", "content": "json"}
-    form = MessageForm({**PLAIN_START, "fields": {"content": {}, "tool_calls": slow}}, "", TOOLS)
-    assert cost_of(form, "a" * 1000) < 2
-    assert cost_of(form, *"a" * 1000) < 2
-    assert cost_of(form, "z" * 100_000, "a" * 1000) - cost_of(form, "z" * 100_000) < 2, "no time is saved up"
-
-
 @pytest.mark.parametrize(
-    "body",
+    ("name", "text"),
     [
-        '{"' + '\\"' * 40_000,
-        "{" + ',"a\\' * 30_000,
-        "{" + "a" * 90_000,
-        "{a" + " " * 90_000,
-        '{a:<|"|>' * 10_000,
-        '{"' + '<|"|>\\"' * 10_000,
+        ("gemma 4", '<|tool_call>call:f{"' + '\\"' * 15_000),
+        ("gemma 4", "<|tool_call>call:f{a" + " " * 30_000),
+        ("gemma 4", '<|tool_call>call:f{"' + '<|"|>\\"' * 4_000),
+        ("gemma 4", "<|tool_call>call:" + "f" * 30_000),
+        ("qwen 3.5", "<tool_call>" + " " * 30_000),
+        ("qwen 3.5", "<tool_call><function=f>" + "<parameter=a>" * 2_500),
+        ("glm 4.5", "<tool_call>f" + "<arg_key>a</arg_key>" * 1_500),
+        ("deepseek r1", " " * 20_000 + "```" + " " * 9_000),
+        ("deepseek v4", '<｜DSML｜invoke name="f">' + '<｜DSML｜parameter name="' * 1_500),
+        ("hermes", "{" + " " * 30_000),
     ],
 )
-def test_a_call_without_an_end_is_read_in_linear_time(body: str) -> None:
-    text = f"<|tool_call>call:f{body}"
-    form = form_of(SAMPLES["gemma 4"])
-    for end in ("", "<tool_call|>"):
-        assert cost_of(form, *(text[at : at + 4] for at in range(0, len(text), 4)), end) < 8
+def test_a_text_without_an_end_is_read_in_linear_time(name: str, text: str) -> None:
+    form = form_of(SAMPLES[name])
+    assert cost_of(form, *(text[at : at + 4] for at in range(0, len(text), 4))) < 4
     assert said(read(form, text))[2] == []
 
 
-def test_a_transform_cannot_multiply_a_text_beyond_bounds() -> None:
-    """Each of 3,000 calls would repeat the 20,000 characters of the mark."""
-    shape = {"name": "f", "arguments": "{name}"}
-    call: Json = {
-        "open_pattern": "<(?P<name>[^>]*)>",
-        "close": "$",
-        "content": "json",
-        "content_args": {"x": 1},
-        "transform": shape,
-        "transform_each": True,
-    }
-    form = MessageForm({**PLAIN_START, "fields": {"content": {}, "tool_calls": call}}, "", TOOLS)
-    assert len(read(form, "<name>[{}, {}]$").calls) == 2
-    text = f"<{'n' * 20_000}>[{','.join(['{}'] * 3000)}]$"
-    message = read(form, *(text[at : at + 100] for at in range(0, len(text), 100)))
-    assert said(message) == (text, "", [])
-
-
-def test_time_of_other_threads_does_not_count() -> None:
-    """`regex` raises at once when a draft model's threads have used the time."""
-    tries = list[float]()
-
-    def search(limit: float) -> str:
-        tries.append(limit)
-        if len(tries) < 3:
-            raise TimeoutError
-        return "found"
-
-    assert bounded(search, 0.05) == "found"
-    assert tries == [0.05] * 3
-
-
-def test_a_slow_pattern_of_arguments_leaves_content() -> None:
-    args = {"tag_pattern": f"(?P<key>{SLOW})(?P<value>x)"}
-    call: Json = {"open": "<", "close": ">", "content": "xml-inline", "content_args": args}
-    form = MessageForm({**PLAIN_START, "fields": {"content": {}, "tool_calls": call}}, "", TOOLS)
-    assert said(read(form, f"<{STUCK}>z")) == (f"<{STUCK}>z", "", [])
+def test_a_mark_behind_one_that_is_too_long_counts() -> None:
+    text = f"<|tool_call>call:{'f' * 600}<|tool_call>call:get_weather{{days:3}}<tool_call|>"
+    assert calls_of(read(form_of(SAMPLES["gemma 4"]), *text)) == [("get_weather", {"days": 3})]
 
 
 def test_a_prompts_end_belongs_to_the_message() -> None:
-    template = load_template(family_of(HERMES).template(HERMES))
-    assert (
-        template.prefix("<|im_start|>assistant\nx<|im_end|><|im_start|>assistant\n<think>\n") == "<think>\n"
-    )
-    assert template.prefix("no mark") == ""
-    assert template.prefix("[a] <think>\n") == "<think>\n"
-    slow = load_template({"start_anchor_pattern": SLOW, "fields": FIELDS})
-    assert slow.prefix("aab!z") == "z"
-    assert slow.prefix(f"{STUCK}aab!z") == ""
+    marks = marks_of(family_of(HERMES).form(HERMES))
+    assert marks.prefix("<|im_start|>assistant\nx<|im_end|><|im_start|>assistant\n<think>\n") == "<think>\n"
+    assert marks.prefix("no mark") == ""
+    assert marks.prefix("[a] <think>\n") == "<think>\n"
 
 
 # Families ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
@@ -10,18 +9,12 @@ import numpy as np
 import pytest
 
 from common.grammar import Grammars
-from edge_client.formats.call_style import call_style
-from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import HERMES_CALLS, family_of
-from edge_client.formats.message import Message, MessageForm
-from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.openai import ChatCompletion
-from edge_client.formats.response_template import load_template
 from tests.clients.scripted import TEMPLATE, scripted
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import events_of, world
-from tests.edge_client.formats.call_templates import FAMILIES, family
-from tests.edge_client.formats.written_messages import TOOLS, WEATHER
+from tests.edge_client.formats.call_templates import family
+from tests.edge_client.formats.written_messages import WEATHER
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -81,34 +74,3 @@ async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_b
 
 
 # Templates --------------------------------------------------------------------------------------------------
-
-USER = {"role": "user", "content": "hello"}
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_call_as_a_template_writes_it_is_read(name: str) -> None:
-    """What stands in the history of a chat is what the model is to write."""
-    source = FAMILIES[name][0]
-    template, own = family(name).template, family_of(source)
-    style = call_style(template, family(name).controls)
-    arguments = {"city": "Paris", "days": 3}
-    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
-    messages: list[Json] = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    tools = list(TOOLS)
-
-    def rendered(listed: list[Json], is_prompt: bool) -> str:
-        settings = {"tools": tools, "add_generation_prompt": is_prompt}
-        return template.render(own.messages(source, style.shown(listed, tools), settings), settings)
-
-    written = rendered(messages, is_prompt=False)
-    form = own.template(source) if style.is_own else _with_hermes(own.template(source))
-    told = load_template(form).prefix(written) or written.rpartition(USER["content"])[2]
-    message, reader = Message(), MessageReader(MessageForm(form, "", TOOLS))
-    message.add(reader.feed([TextSpan(told, None)]))
-    message.add(reader.finish())
-    assert [(each.name, json.loads(each.arguments)) for each in message.calls] == [("get_weather", arguments)]
-    assert message.thought == ""
-
-
-def _with_hermes(template: Json) -> Json:
-    return {**template, "fields": {**template["fields"], "tool_calls": HERMES_CALLS}}

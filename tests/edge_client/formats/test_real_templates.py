@@ -19,11 +19,11 @@ from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.formats.call_style import call_style
+from edge_client.formats.families import marks_of
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import MessageForm
 from edge_client.formats.openai import ChatCompletion
 from edge_client.formats.parsed_request import ChatPrompt, Tool
-from edge_client.formats.response_template import load_template
 from edge_client.texts.text_service import TextService, TextSettings
 from tests.edge_client.formats.call_templates import REAL, REAL_FOLDER, Family, family
 from tests.edge_client.formats.test_calls import accept_written, hold_calls, tools_of
@@ -172,7 +172,7 @@ def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:
     whole, _ = target.prompt([USER, said], chat_template_kwargs={**THINKS, "add_generation_prompt": False})
     pairs = zip(prompt, whole, strict=False)
     begun = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    form = replace(form, prefix=load_template(form.template or {}).prefix(begun))
+    form = replace(form, prefix=marks_of(form).prefix(begun))
     text = ENDS.sub("", whole.removeprefix(begun))
     for pieces in (list(text), [text], target.family.controls.split(text)):
         found = read(form, *pieces)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_client.formats.families import Family, family_of
+from edge_client.formats.families import Family, family_of, marks_of
+from edge_client.formats.message import MessageForm
+from edge_client.formats.regions import CallForm, Mark, Region
 
 Json = dict[str, Any]
 
@@ -46,8 +48,8 @@ class Sample:
         return family_of(self.source)
 
     @property
-    def template(self) -> Json:
-        return self.family.template(self.source)
+    def form(self) -> MessageForm:
+        return self.family.form(self.source)
 
 
 PARIS: Call = ("get_weather", {"city": "Paris"})
@@ -191,3 +193,45 @@ SAMPLES = {
         prefix="<think>",
     ),
 }
+
+
+# What transformers reads ------------------------------------------------------------------------------------
+
+
+def response_template(form: MessageForm) -> Json:
+    """The marks as a `response_template` of transformers 5.23, which takes no white space away by itself."""
+    marks = marks_of(form)
+    fields = {each.name: _field(each) for each in (marks.outside, *marks.regions)}
+    start = {"start_anchor_pattern": marks.start.compiled.pattern}
+    return {"defaults": {"role": "assistant"}, **start, "fields": fields}
+
+
+def _field(region: Region) -> Json:
+    spaced = region.name != "reasoning_content"
+    field: Json = {"join": region.join, "repeats": True} if region.join is not None else {}
+    for name, mark in (("open", region.open), ("close", region.close)):
+        if mark is not None:
+            field |= _anchor(name, mark, spaced)
+    return field | (_calls(region.calls) if region.calls is not None else {})
+
+
+def _anchor(name: str, mark: Mark, spaced: bool) -> Json:
+    if not mark.pattern:
+        return {name: list(mark.texts)}
+    return {f"{name}_pattern": rf"\s*(?:{mark.pattern})" if spaced else mark.pattern}
+
+
+def _calls(form: CallForm) -> Json:
+    name, arguments = "{name}", "{content}"
+    if form.is_list:
+        name, arguments = "{name}", "{arguments}"
+    elif form.name_key:
+        name, arguments = f"{{content.{form.name_key}}}", f"{{content.{form.arguments_key}}}"
+    field: Json = {"content": "json", "transform_each": form.is_list, "repeats": not form.is_list}
+    if form.tags is not None:
+        begin, end = form.tags
+        field["content"] = "xml-inline"
+        field["content_args"] = {"tag_pattern": f"{begin}(?P<value>.*?){end}"}
+    if form.quotes is not None:
+        field["content_args"] = {"unquoted_keys": True, "string_delims": [list(form.quotes)]}
+    return {**field, "transform": {"type": "function", "function": {"name": name, "arguments": arguments}}}
