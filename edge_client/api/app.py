@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -124,7 +125,13 @@ class Api:
         }
         starlette = Starlette(routes=[*self.routes, *unsupported], exception_handlers=handlers)
         starlette.router.redirect_slashes = False
-        self.app: ASGIApp = Guarded(starlette, settings.gate, settings.max_body_bytes, error_body)
+        guarded = Guarded(starlette, settings.gate, settings.max_body_bytes, error_body)
+        self.app: ASGIApp = CORSMiddleware(  # outside, so that pages can read refusals, too
+            guarded,
+            allow_origins=settings.gate.origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+        )
 
     def stop(self) -> None:
         """End all texts now, with the reason for their clients."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, Response
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_client.formats.api_error import ApiError, log_refusal
@@ -33,7 +33,7 @@ class Gate:
     origins: tuple[str, ...] = ()  # allowed in a browser, beside the daemon's own page
     is_socket: bool = False
 
-    def refusal(self, path: str, method: str, headers: Mapping[str, str]) -> ApiError | None:
+    def refusal(self, path: str, headers: Mapping[str, str]) -> ApiError | None:
         """Return why a request may not pass; None if it may. Header names are lower-case."""
         if not self.is_socket and not self._knows_host(headers.get("host", "")):
             known = f"this daemon is not known as {headers.get('host', '')!r}; add it to api.allowed_hosts"
@@ -42,8 +42,7 @@ class Gate:
         if origin is not None and not self._knows_origin(origin, headers.get("host", "")):
             words = f"pages of {origin!r} may not use this daemon; add the origin to api.allowed_origins"
             return ApiError(403, words, kind="permission_error", code="origin_not_allowed")
-        is_question = method == "OPTIONS" and origin is not None  # a preflight carries no token
-        if not self.token or self.is_socket or path in OPEN_PATHS or is_question:
+        if not self.token or self.is_socket or path in OPEN_PATHS:
             return None
         return self._token_refusal(headers)
 
@@ -88,18 +87,12 @@ class Guarded:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin = headers.get("origin", "")
-        if is_page := origin in self._gate.origins:
-            send = _with_headers(send, _cors(origin))  # errors, too
-        refusal = self._gate.refusal(scope["path"], scope["method"], headers) or self._too_large(headers)
+        refusal = self._gate.refusal(scope["path"], headers) or self._too_large(headers)
         if refusal is not None:
             log_refusal(scope["method"], scope["path"], refusal)
             body = self._error_body(scope["path"], refusal)
             answer = JSONResponse(body, refusal.status, refusal.headers)
             await answer(scope, receive, send)
-        elif is_page and scope["method"] == "OPTIONS":
-            asked = {"access-control-allow-headers": headers.get("access-control-request-headers", "")}
-            await Response(status_code=204, headers=asked)(scope, receive, send)
         else:
             await self._app(scope, self._counting(receive), send)
 
@@ -127,20 +120,3 @@ class Guarded:
             return message
 
         return receiving
-
-
-def _cors(origin: str) -> dict[str, str]:
-    return {
-        "access-control-allow-origin": origin,
-        "access-control-allow-methods": "GET, POST, DELETE",
-        "vary": "origin",
-    }
-
-
-def _with_headers(send: Send, more: dict[str, str]) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(more)
-        await send(message)
-
-    return sending
