@@ -37,7 +37,6 @@ pytestmark = [
 ]
 
 PATIENCE = 180.0  # seconds; importing torch on a busy machine takes tens of them
-CANARY = "def canary_7f3a9c(secret_word):"
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99}},
@@ -342,17 +341,6 @@ def test_status_tells_what_there_is(daemon: Daemon, verifier: str) -> None:
     assert one["privacy"] == {"up": "padded", "down": "padded"}
     assert status["streams"] == [], "of texts under way"
     assert status["draft"]["state"] in ("unloaded", "loading", "loaded")
-
-
-def test_no_word_of_a_text_gets_into_log_or_metrics(daemon: Daemon) -> None:
-    found = daemon.openai.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": CANARY}], max_tokens=16, temperature=0
-    )
-    text = found.choices[0].message.content or ""
-    wait_until(lambda: any(found.id in line for line in daemon.process.lines), daemon.process)
-    for told in ("".join(daemon.process.lines), daemon.get("/metrics"), json.dumps(daemon.get("/v1/status"))):
-        assert "canary_7f3a9c" not in told
-        assert text.strip()[:12] not in told
 
 
 def test_a_second_interrupt_ends_a_busy_daemon_and_its_clients_are_told(

@@ -58,18 +58,6 @@ def test_a_mask_does_not_depend_on_the_paths_asked_before(grammar: str, paths: l
         assert allowed_after(matcher, *path) == allowed_after(shared().matcher(grammar), *path)
 
 
-@given(st.sampled_from(GRAMMARS), st.data())
-def test_along_a_growing_tree_the_same(grammar: str, data: st.DataObject) -> None:
-    matcher, paths = shared().matcher(grammar), [list[int]()]
-    for _ in range(12):
-        path = data.draw(st.sampled_from(paths))
-        allowed = allowed_after(matcher, *path)
-        assert allowed is not None, "every node is one that its parent allowed"
-        assert allowed == allowed_after(shared().matcher(grammar), *path)
-        assert allowed, "a text can always go on"
-        paths.append([*path, data.draw(st.sampled_from(allowed))])
-
-
 def test_texts_of_a_regular_expression_are_exactly_those_that_masks_allow() -> None:
     matcher = shared().matcher(r"start: /(ab|b1)*a?/")
     some = (v.A, v.B, v.AB, v.BA, v.ONE)
@@ -128,14 +116,6 @@ def test_a_text_that_needs_too_many_states_ends_no_other_with_the_same_grammar()
     assert allowed_after(some.matcher(MANY_STATES), *letters(1, 12_000)) == [v.END, v.TURN], "it can only end"
     for matcher in (before, some.matcher(MANY_STATES)):
         assert [allowed_after(matcher, *others[:length]) for length in (400, 500)] == expected
-
-
-def test_drafts_that_need_many_states_do_not_end_their_own_text() -> None:
-    matcher, text = grammars().matcher(MANY_STATES), letters(2, 500)
-    expected = allowed_after(matcher, *text)
-    for seed in range(3, 5):
-        matcher.allowed(np.concatenate([text, letters(seed, 6000)]))
-    assert allowed_after(matcher, *text) == expected
 
 
 @pytest.mark.slow
@@ -197,15 +177,6 @@ def test_the_grammars_least_recently_used_are_forgotten_and_made_anew() -> None:
     assert allowed_after(few.matcher("start: /b+/")) == [v.B]
     assert allowed_after(first) == [v.A]
     assert allowed_after(first, v.A, v.A) == [v.A, v.END, v.TURN]
-
-
-def test_texts_are_kept_apart_and_forgotten_ones_are_read_again() -> None:
-    masks = Masks(grammars(), capacity=2)
-    for _ in range(2):
-        for key, count in ((1, 1), (2, 2), (3, 3)):
-            mask = masks.allowed(key, "start: /a{1,3}/", ids(*[v.A] * count))
-            assert mask is not None
-            assert mask[v.A] == (count < 3)
 
 
 def test_a_key_with_another_grammar_is_another_text() -> None:

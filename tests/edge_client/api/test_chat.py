@@ -60,43 +60,41 @@ async def test_a_chat_is_the_targets_text_in_openais_shape() -> None:
     }
 
 
-@pytest.mark.parametrize("prompt", ["abc", ["abc"], [1, 2, 3], [[1, 2, 3]]])
-async def test_a_completions_prompt_is_text_or_tokens(prompt: Any) -> None:
+async def test_a_completions_prompt_is_text_or_tokens() -> None:
     async with world() as found:
-        body = await found.complete(prompt, **NEUTRAL)
-        usual = await found.complete(prompt, max_tokens=None, ignore_eos=True)
-        events = events_of((await found.post(prompt, stream=True)).text)
+        body = await found.complete(**NEUTRAL)
+        for prompt in ("abc", ["abc"], [1, 2, 3], [[1, 2, 3]]):
+            body = await found.complete(prompt, **NEUTRAL)
+            assert (body["choices"][0]["text"], body["usage"]["prompt_tokens"]) == (alone(), 3)
+        usual = await found.complete(max_tokens=None, ignore_eos=True)
+        events = events_of((await found.post(stream=True)).text)
     assert body["object"] == "text_completion"
     assert body["id"].startswith("cmpl-")
-    assert body["choices"][0]["text"] == alone()
-    assert body["usage"]["prompt_tokens"] == 3
     assert usual["usage"]["completion_tokens"] == 16
     assert "".join(event["choices"][0]["text"] for event in events) == alone()
     assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temperature": 0.8, "seed": 7},
-        {"temperature": 1.2, "seed": 7, "top_k": 3},
-        {"temperature": 1.0, "seed": 1, "top_p": 0.7},
-        {"temperature": 1.0, "seed": 1, "min_p": 0.2},
-        {"temperature": 1.0, "seed": 2, "presence_penalty": 1.5},
-        {"temperature": 1.0, "seed": 2, "frequency_penalty": -1.0},
-        {"temperature": 1.0, "seed": 2, "repetition_penalty": 1.3},
-        {"temperature": 0.0, "logit_bias": ((3, 5.0), (4, -100.0))},
-        {"temperature": 0.5, "seed": 2**63 + 5},
-    ],
-)
-async def test_sampling_is_honoured(sampling: dict[str, Any]) -> None:
-    fields = dict(sampling)
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {str(token): bias for token, bias in fields["logit_bias"]}
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0.8, "seed": 7},
+    {"temperature": 1.2, "seed": 7, "top_k": 3},
+    {"temperature": 1.0, "seed": 1, "top_p": 0.7},
+    {"temperature": 1.0, "seed": 1, "min_p": 0.2},
+    {"temperature": 1.0, "seed": 2, "presence_penalty": 1.5},
+    {"temperature": 1.0, "seed": 2, "frequency_penalty": -1.0},
+    {"temperature": 1.0, "seed": 2, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "logit_bias": ((3, 5.0), (4, -100.0))},
+    {"temperature": 0.5, "seed": 2**63 + 5},
+]
+
+
+async def test_sampling_is_honoured() -> None:
     async with world() as found:
-        body = await found.chat(**fields)
+        for sampling in SAMPLINGS:
+            bias = {str(token): value for token, value in sampling.get("logit_bias", ())}
+            body = await found.chat(**sampling | ({"logit_bias": bias} if bias else {}))
+            assert body["choices"][0]["message"]["content"] == alone(**sampling)
         signed = await found.chat(temperature=1.0, seed=-1)
-    assert body["choices"][0]["message"]["content"] == alone(**sampling)
     assert signed["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=2**64 - 1)
 
 
@@ -111,25 +109,20 @@ async def advised(advice: SamplingDefaults = ADVICE, **more: Any) -> AsyncIterat
         yield found
 
 
-@pytest.mark.parametrize(
-    "named",
-    [
+async def test_what_a_request_leaves_out_is_as_the_targets_makers_advise() -> None:
+    given: list[dict[str, Any]] = [
         {},
         {"temperature": 0.8},
-        {"temperature": 0.0},
         {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0},
         {"temperature": 0.0, "repetition_penalty": 1.0},
-    ],
-    ids=str,
-)
-async def test_what_a_request_leaves_out_is_as_the_targets_makers_advise(named: dict[str, float]) -> None:
+    ]
     async with advised() as found:
-        fields: dict[str, Any] = {"temperature": None, "seed": 5, "ignore_eos": True, **named}
-        body = await found.chat(**fields)
-    told = {name: value for name, value in ADVICE.advised.items() if name not in named}
-    sampling = {**ADVICE.advised, **named, "seed": 5, "ignore_eos": True}
-    assert body["choices"][0]["message"]["content"] == alone(**sampling)
-    assert body["forerun"].get("sampling_defaults", {}) == told
+        for named in given:
+            body = await found.chat(**{"temperature": None, "seed": 5, "ignore_eos": True, **named})
+            told = {name: value for name, value in ADVICE.advised.items() if name not in named}
+            sampling = {**ADVICE.advised, **named, "seed": 5, "ignore_eos": True}
+            assert body["choices"][0]["message"]["content"] == alone(**sampling)
+            assert body["forerun"].get("sampling_defaults", {}) == told
 
 
 async def test_the_targets_defaults_can_be_switched_off_and_are_none_of_the_drafts() -> None:
@@ -216,16 +209,6 @@ async def test_who_asks_a_daemon_that_has_just_begun_waits_for_the_targets_first
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"] == usual["choices"]
     assert answer.json()["model"] == "tiny@tiny-draft"
-
-
-async def test_texts_run_side_by_side() -> None:
-    async with world() as found:
-        bodies = await asyncio.gather(
-            *(found.chat(temperature=1.0, seed=seed, ignore_eos=True, max_tokens=40) for seed in range(8))
-        )
-    for seed, body in enumerate(bodies):
-        expected = alone(temperature=1.0, seed=seed, ignore_eos=True, max_tokens=40)
-        assert body["choices"][0]["message"]["content"] == expected
 
 
 async def test_log_probabilities_are_told_in_the_shape_of_each_endpoint() -> None:

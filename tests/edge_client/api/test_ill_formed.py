@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import httpx
@@ -47,25 +45,20 @@ def events(data: bytes) -> list[Json]:
     return [strictly(line) for line in lines if line != b"[DONE]"]
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One dialect: a request, what a call is in its responses, and a call as its clients send it back."""
+PATH = "/v1/chat/completions"
+ASKED: Json = {"messages": [USER], "tools": [{"type": "function", "function": FUNCTION}]}
 
-    path: str
-    asked: Json
-    whole: Callable[[Json], tuple[str, list[tuple[str, Any]]]]  # content, and calls with their arguments
-    streamed: Callable[[list[Json]], tuple[str, list[tuple[str, Any]]]]
-    ends: Callable[[Json], bool]  # the last event of a whole stream
-    history: Callable[[Any], list[Json]]  # from arguments, as the client got them
+Said = tuple[str, list[tuple[str, Any]]]
+"""The content, and calls with their arguments."""
 
 
-def _chat_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
+def whole(body: Json) -> Said:
     message = body["choices"][0]["message"]
     calls = [each["function"] for each in message.get("tool_calls", [])]
     return message["content"] or "", [(each["name"], strictly(each["arguments"])) for each in calls]
 
 
-def _chat_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
+def streamed(found: list[Json]) -> Said:
     deltas = [each["choices"][0]["delta"] for each in found]
     pieces = [call["function"] for each in deltas for call in each.get("tool_calls", [])]
     names = [each["name"] for each in pieces if "name" in each]
@@ -74,53 +67,11 @@ def _chat_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
     return content, [(name, strictly(text)) for name in names]
 
 
-def _messages_whole(body: Json) -> tuple[str, list[tuple[str, Any]]]:
-    blocks = body["content"]
-    calls = [(each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"]
-    return "".join(each.get("text", "") for each in blocks), calls
-
-
-def _messages_streamed(found: list[Json]) -> tuple[str, list[tuple[str, Any]]]:
-    begun = [each["content_block"] for each in found if each["type"] == "content_block_start"]
-    deltas = [each["delta"] for each in found if each["type"] == "content_block_delta"]
-    text = "".join(each.get("partial_json", "") for each in deltas)
-    calls = [(each["name"], strictly(text)) for each in begun if each["type"] == "tool_use"]
-    return "".join(each.get("text", "") for each in deltas), calls
-
-
-def _openai_history(arguments: Any) -> list[Json]:
-    function = {
-        "name": "get",
-        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
-    }
-    call = {"id": "c", "type": "function", "function": function}
-    return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result("tool", "c")]
-
-
-def result(role: str, call: str) -> Json:
-    return {"role": role, "tool_call_id": call, "content": "cut \ud83d"}
-
-
-def _turns(arguments: Any) -> list[Json]:
-    call = {"type": "tool_use", "id": "c", "name": "get", "input": arguments}
-    told = {"type": "tool_result", "tool_use_id": "c", "content": "cut \ud83d"}
-    return [USER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [told]}]
-
-
-TOOLS = [{"type": "function", "function": FUNCTION}]
-SHAPES = {
-    "chat": Shape(
-        "/v1/chat/completions", {"messages": [USER], "tools": TOOLS}, _chat_whole, _chat_streamed,
-        lambda last: last["choices"][0]["finish_reason"] is not None, _openai_history,
-    ),
-    "messages": Shape(
-        "/v1/messages",
-        {"max_tokens": 500, "messages": [USER], "tools": [{"name": "get", "input_schema": SCHEMA}]},
-        _messages_whole, _messages_streamed, lambda last: last["type"] == "message_stop", _turns,
-    ),
-}  # fmt: skip
-
-by_dialect = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def history(arguments: Any) -> list[Json]:
+    """The call as a client sends it back."""
+    call = {"id": "c", "type": "function", "function": {"name": "get", "arguments": json.dumps(arguments)}}
+    told = {"role": "tool", "tool_call_id": "c", "content": "cut \ud83d"}
+    return [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, told]
 
 
 def call_of(*, arguments: str, name_first: bool = True) -> str:
@@ -147,29 +98,23 @@ async def post(address: str, path: str, body: Json, **headers: str) -> httpx.Res
         return await client.post(f"http://{address}{path}", content=json.dumps(body), headers=headers)
 
 
-async def both(text: str, shape: Shape) -> list[tuple[str, list[tuple[str, Any]]]]:
+async def both(text: str) -> list[Said]:
     """What a text is as a whole response, as a stream, and as a named stream that is read again."""
     async with scripted(lambda prompt: text) as address:
-        whole = await post(address, shape.path, {**shape.asked, "stream": False})
-        stream = await post(
-            address, shape.path, {**shape.asked, "stream": True}, **{"x-conversation-id": "t"}
-        )
+        answer = await post(address, PATH, {**ASKED, "stream": False})
+        stream = await post(address, PATH, {**ASKED, "stream": True}, **{"x-conversation-id": "t"})
         async with httpx.AsyncClient(headers={"authorization": f"Bearer {TOKEN}"}) as client:
             again = await client.get(f"http://{address}/v1/stream?conv_id=t")
-    assert (whole.status_code, stream.status_code) == (200, 200), whole.text
+    assert (answer.status_code, stream.status_code) == (200, 200), answer.text
     assert again.content == stream.content
     found = events(stream.content)
-    assert shape.ends(found[-1])
-    return [shape.whole(strictly(whole.content)), shape.streamed(found)]
+    assert found[-1]["choices"][0]["finish_reason"] is not None
+    return [whole(strictly(answer.content)), streamed(found)]
 
 
-@by_dialect
 @pytest.mark.parametrize(("text", "arguments"), HALVES.values(), ids=HALVES)
-async def test_half_a_pair_in_arguments_arrives_and_may_be_sent_back(
-    shape: Shape, text: str, arguments: Json
-) -> None:
-    whole, streamed = await both(text, shape)
-    assert whole == streamed == ("", [("get", arguments)])
+async def test_half_a_pair_in_arguments_arrives_and_may_be_sent_back(text: str, arguments: Json) -> None:
+    assert await both(text) == [("", [("get", arguments)])] * 2
     prompts = list[str]()
 
     def script(prompt: str) -> str:
@@ -177,26 +122,22 @@ async def test_half_a_pair_in_arguments_arrives_and_may_be_sent_back(
         return "done"
 
     async with scripted(script) as address:
-        body = {**shape.asked, "messages": shape.history(arguments), "stream": False}
-        answer = await post(address, shape.path, body)
+        answer = await post(address, PATH, {**ASKED, "messages": history(arguments), "stream": False})
     assert answer.status_code == 200, answer.text
-    assert shape.whole(strictly(answer.content))[0] == "done"
+    assert whole(strictly(answer.content))[0] == "done"
     assert json.dumps(well_formed(arguments), ensure_ascii=False) in prompts[-1]
     assert "cut \ufffd" in prompts[-1]
 
 
-@by_dialect
-@pytest.mark.parametrize("name", [r"\ud800", r"get\udfff"], ids=["alone", "at the end"])
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_a_name_with_half_a_pair_is_no_call(shape: Shape, name: str, is_first: bool) -> None:
+@pytest.mark.parametrize(("name", "is_first"), [(r"\ud800", True), (r"get\udfff", False)])
+async def test_a_name_with_half_a_pair_is_no_call(name: str, is_first: bool) -> None:
     text = call_of(arguments="{}", name_first=is_first).replace('"get"', f'"{name}"')
-    assert await both(text, shape) == [(text, [])] * 2
+    assert await both(text) == [(text, [])] * 2
 
 
-@by_dialect
-async def test_a_number_beyond_the_greatest_is_null_where_json_has_none(shape: Shape) -> None:
-    whole, streamed = await both(call_of(arguments='{"a": 1e999, "b": -1e999}', name_first=False), shape)
-    assert whole == streamed == ("", [("get", {"a": None, "b": None})])
+async def test_a_number_beyond_the_greatest_is_null_where_json_has_none() -> None:
+    text = call_of(arguments='{"a": 1e999, "b": -1e999}', name_first=False)
+    assert await both(text) == [("", [("get", {"a": None, "b": None})])] * 2
 
 
 async def test_what_a_response_repeats_of_a_request_is_json() -> None:

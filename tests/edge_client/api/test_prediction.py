@@ -43,13 +43,12 @@ async def test_an_expected_text_costs_few_target_steps_and_no_draft(given: dict[
     assert told["accepted_prediction_tokens"] > LENGTH / 2
 
 
-@pytest.mark.parametrize("prediction", ["", "fedcba" * 40, TEXT[:10] + "c" + TEXT[20:], "no letters"])
-@pytest.mark.parametrize("temperature", [0, 1.2])
-async def test_the_text_does_not_depend_on_what_was_expected(prediction: str, temperature: float) -> None:
-    given: dict[str, Any] = {"temperature": temperature, "seed": 3}
+async def test_the_text_does_not_depend_on_what_was_expected() -> None:
     async with world() as found:
-        body = await found.complete(**LONG, **given, prediction={"type": "content", "content": prediction})
-    assert body["choices"][0]["text"] == alone(**LONG, **given)
+        for text in ("", "fedcba" * 40, TEXT[:10] + "c" + TEXT[20:], "no letters"):
+            given: dict[str, Any] = {"temperature": 1.2 if "f" in text else 0, "seed": 3}
+            body = await found.complete(**LONG, **given, prediction={"type": "content", "content": text})
+            assert body["choices"][0]["text"] == alone(**LONG, **given)
 
 
 async def proposed(found: World, **fields: Any) -> int:
@@ -74,20 +73,3 @@ async def test_it_is_kept_with_the_text_that_goes_on_after_a_restart() -> None:
         spec = await found.api.pairs.first.read(ChatCompletion, body)
     again = ResponseSpec.from_json(spec.to_json(), (), frozenset())
     assert again.requests[0].references == (tuple(Letters().tokenize(TEXT, False)),)
-
-
-@pytest.mark.parametrize(
-    ("given", "param"),
-    [
-        ({"prediction": "abc"}, "prediction"),
-        ({"prediction": {"type": "image"}}, "prediction.type"),
-        ({"prediction": {"type": "content"}}, "prediction.content"),
-        ({"prediction": {"type": "content", "content": [{"type": "text"}]}}, "prediction.content"),
-        ({"forerun": {"reference": 5}}, "forerun.reference"),
-        ({"forerun": {"reference": ["a"] * 65}}, "forerun.reference"),
-    ],
-)
-async def test_a_wrong_expectation_is_the_clients_fault(given: dict[str, Any], param: str) -> None:
-    async with world() as found:
-        answer = await found.post_chat(**given)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

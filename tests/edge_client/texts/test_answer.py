@@ -27,7 +27,6 @@ from edge_client.formats.detokenizer import TokenOrigin
 from edge_client.texts.answer import TextAnswer
 from edge_client.texts.events import AnswerEvent, TextAdded
 from edge_client.texts.figures import TextAccount
-from edge_client.texts.resume import Begun
 from edge_client.texts.text_request import TextRequest, Writer
 from tests.edge_client.api.world import LETTERS, Letters
 
@@ -117,33 +116,6 @@ async def tell(*sessions: Scripted, request: TextRequest = REQUEST) -> Told:
     return told
 
 
-async def test_one_session_is_one_text() -> None:
-    told = await tell(Scripted([emit(0, "ab", 0b10), emit(2, "c")]))
-    assert told.text == "abc"
-    (first, second) = (event for event in told.events if isinstance(event, TextAdded))
-    assert [each.origin for each in first.spans] == [TokenOrigin.DRAFTED, TokenOrigin.SERVER]
-    assert [each.origin for each in second.spans] == [TokenOrigin.DRAFTED]
-    assert told.answer.finish is FinishReason.LENGTH
-    assert told.answer.figures.tokens == 3
-
-
-async def test_a_stop_string_or_an_end_token_ends_it_and_its_session() -> None:
-    told = await tell(Scripted([emit(0, "ab~")]))
-    assert (told.text, told.answer.finish, told.answer.figures.tokens) == ("ab", FinishReason.STOP, 3)
-    told = await tell(Scripted([emit(0, "abcde")]), request=replace(REQUEST, stops=("cd",)))
-    assert told.text == "ab"
-    assert told.answer.finish is FinishReason.STOP
-    assert told.answer.stopped_by == "cd"
-
-
-async def test_an_error_ends_it_and_what_was_written_stands() -> None:
-    told = await tell(Scripted([emit(0, "ab")], UnavailableError("gone")))
-    assert told.text == "ab"
-    assert isinstance(told.error, UnavailableError)
-    assert told.answer.finish is None
-    assert told.answer.figures.tokens == 2
-
-
 async def test_alone_the_device_goes_on_and_every_token_says_so() -> None:
     request = replace(REQUEST, fallback=Fallback.DRAFT)
     session = Scripted([emit(0, "ab"), GONE, preview(2, "c"), preview(3, "d"), BACK, emit(2, "cdef", 0b1000)])
@@ -203,17 +175,6 @@ async def test_a_client_that_revises_keeps_the_guess_if_it_is_whole_and_allowed(
     assert told.text == "abcde"
     assert told.answer.figures.device_tokens == 4
     assert told.answer.finish is FinishReason.STOP
-
-
-async def test_a_text_goes_on_after_a_restart_where_it_was() -> None:
-    begun = Begun((1, 2), (TokenOrigin.DRAFTED, TokenOrigin.SERVER))
-    told = await tell(Scripted([emit(2, "cd")]), request=replace(REQUEST, begun=begun))
-    assert told.text == "cd"
-    assert told.begun == [(1, 2)]
-    assert told.answer.tokens == (1, 2, 3, 4)
-    across = await tell(Scripted([emit(2, "cd")]), request=replace(REQUEST, begun=begun, stops=("bc",)))
-    assert across.text == ""
-    assert across.answer.stopped_by == "bc"
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0.0, 0.0), (3.0, 3.0)])

@@ -48,32 +48,6 @@ def room(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_stream_comes_back_and_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    written(tmp_path)
-    (found,) = Journal(tmp_path).recorded()
-    assert (found.name, found.started_at, found.head, found.done) == ("talk", 100.0, HEAD, False)
-    assert found.frames == ("id: 1\ndata: é\n\n".encode(), b"id: 2\ndata: x\n\n")
-    (begun,) = found.begun
-    assert begun.tokens == (4, 5, 6)
-    assert begun.origins == (TokenOrigin.DRAFTED, TokenOrigin.SERVER, TokenOrigin.DEVICE)
-    Journal(tmp_path).resume("talk").add(
-        [b"id: 3\ndata: y\n\n", b"data: [DONE]\n\n"], part((), ends=True, is_last=True)
-    )
-    (found,) = Journal(tmp_path).recorded()
-    assert (found.done, found.ended) == (True, frozenset({0}))
-    assert found.frames[2:] == (b"id: 3\ndata: y\n\n", b"data: [DONE]\n\n")
-
-
-def test_each_choice_has_its_own_tokens_and_end(tmp_path: Path) -> None:
-    entry = Journal(tmp_path).begin("talk", 100.0, HEAD)
-    for choice, token in ((1, 5), (0, 4), (1, 6)):
-        entry.add([b"x\n\n"], part((token,), TokenOrigin.SERVER, choice=choice, ends=token == 6))
-    entry.abandon()
-    (found,) = Journal(tmp_path).recorded()
-    assert [begun.tokens for begun in found.begun] == [(4,), (5, 6)]
-    assert (found.done, found.ended) == (False, frozenset({1}))
-
-
 def test_wherever_the_daemon_died_whole_events_are_left(tmp_path: Path) -> None:
     data = written(tmp_path).read_bytes()
     path = next(tmp_path.iterdir())

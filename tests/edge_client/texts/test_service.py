@@ -12,7 +12,6 @@ import pytest
 
 from common.calibration import SHIPPED
 from common.errors import UnavailableError, UserError
-from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.describe import Description
 from edge_client.core.session import EdgeSession
@@ -59,11 +58,6 @@ def test_orders_change_who_writes(orders: Orders, writer: Writer, expected: Writ
 def test_the_draft_has_no_log_probabilities_of_the_target() -> None:
     with wording.raises(UnavailableError):
         Orders.REMOTE_OFF.apply(replace(REQUEST, logprobs=3))
-
-
-@pytest.mark.parametrize("level", Privacy)
-def test_every_session_asks_for_the_privacy_that_is_set(level: Privacy) -> None:
-    assert texts(privacy=level)._config(REQUEST, (), None, Nowhere()).privacy is level
 
 
 class Nowhere:
