@@ -40,7 +40,7 @@ class TextStreams:
         journal: Journal | None,
         ended: Callable[[ResponseSpec, Json], None] = lambda spec, last: None,
     ) -> None:
-        self.store = StreamStore(keep, time.time, time.monotonic, self._forget)
+        self.store = StreamStore(keep, time.monotonic, self._forget)
         self._texts = pairs.texts
         self._admission = pairs.admission
         self._ended = ended
@@ -65,7 +65,7 @@ class TextStreams:
             stream = self.store.begin(name, kind=spec.kind)
             undo.callback(self.store.drop, name)
             if self._journal is not None:
-                stream.entry = self._journal.begin(name, stream.started_at, spec.to_json())
+                stream.entry = self._journal.begin(name, spec.to_json())
             self._start(stream, spec, places)
             undo.pop_all()
         return stream.read(0)
@@ -102,7 +102,7 @@ class TextStreams:
     def _take_up(self, recorded: RecordedStream) -> bool:
         assert self._journal is not None, "the journal holds the record"
         kind = BY_NAME[recorded.head["shape"]]
-        stream = self.store.begin(recorded.name, recorded.started_at, kind)
+        stream = self.store.begin(recorded.name, kind)
         for frame in recorded.frames:
             stream.restore(frame)
         if recorded.done:

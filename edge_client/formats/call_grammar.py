@@ -18,6 +18,7 @@ from common.errors import UserError
 from common.grammar import inline_schema, json_schema_grammar, lark_grammar
 from edge_client.formats.api_error import wrong
 from edge_client.formats.call_syntax import CallSyntax, Controls, NamedArguments
+from edge_client.formats.call_values import referred
 from edge_client.formats.families import marks_of
 from edge_client.formats.message import Json, MessageForm
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
@@ -516,10 +517,7 @@ class _NamedWriter:
 
     def _resolved(self, schema: Json) -> Json:
         """Return the schema to which another one refers, with what that one adds."""
-        target: Any = self._root
-        for part in str(schema["$ref"]).removeprefix("#").split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            target = target.get(name) if isinstance(target, dict) else None
+        target = referred(str(schema["$ref"]), self._root)
         if not isinstance(target, dict) or not str(schema["$ref"]).startswith("#"):
             raise UserError(f"its parameters refer to {schema['$ref']}, which is not there")
         return _merged({name: value for name, value in schema.items() if name != "$ref"}, target)

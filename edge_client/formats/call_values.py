@@ -108,7 +108,7 @@ def types_of(schema: Any, root: Any = None, known: dict[str, list[str]] | None =
     if isinstance(reference := schema.get("$ref"), str):
         if reference not in known:
             known[reference] = []  # as far as it refers to itself
-            known[reference] = types_of(_referred(reference, root), root, known)
+            known[reference] = types_of(referred(reference, root), root, known)
         return known[reference]
     declared, listed = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else [])
     types = [each for each in (declared if isinstance(declared, list) else [declared]) if each in NAMES]
@@ -121,7 +121,7 @@ def types_of(schema: Any, root: Any = None, known: dict[str, list[str]] | None =
     return list(dict.fromkeys([*types, "null"] if schema.get("nullable") else types))
 
 
-def _referred(reference: str, root: Any) -> Any:
+def referred(reference: str, root: Any) -> Any:
     """Return what a reference such as `#/$defs/place` means; None if it is not there."""
     for part in reference.removeprefix("#").split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")

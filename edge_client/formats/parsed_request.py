@@ -194,7 +194,8 @@ def read_asked(
         revise=ours.flag("revise"),
     )
     ours.refuse_rest()
-    return with_format(asked, "response_format", _read_format(fields))
+    grammar, _ = read_format(fields.object("response_format"), "response_format", "json_schema")
+    return with_format(asked, "response_format", grammar)
 
 
 def with_format(asked: ParsedRequest, param: str, grammar: str) -> ParsedRequest:
@@ -339,18 +340,21 @@ def _read_stream_options(fields: Fields, stream: bool) -> bool:
     return include_usage
 
 
-def _read_format(fields: Fields) -> str:
-    """Return the grammar of `response_format`: empty for text."""
-    given = fields.object("response_format") or Fields({"type": "text"})
+def read_format(given: Fields | None, param: str, within: str = "") -> tuple[str, dict[str, Any]]:
+    """Read a text's format: text, any JSON object, or what a schema allows, which is always strict.
+
+    Return its grammar, empty for text, and the format as a response repeats it. The schema's fields are in
+    the object `within`; empty: in the format itself.
+    """
+    given = given or Fields({"type": "text"})
     kind = given.choice("type", "", ("text", "json_object", "json_schema"))
-    schema = None
-    if kind == "json_schema":
-        inner = given.needed("json_schema")
-        inner.text("name", longest=64)
-        inner.text("description")
-        inner.flag("strict")  # always strict
-        schema = inner.schema("schema")
-    return "" if kind == "text" else json_grammar("response_format", schema)
+    if kind != "json_schema":
+        return json_grammar(param) if kind == "json_object" else "", {"type": kind}
+    inner = given.needed(within) if within else given
+    inner.text("description")
+    schema = inner.schema("schema")
+    told = {"name": inner.text("name", longest=64), "schema": schema, "strict": inner.flag("strict", True)}
+    return json_grammar(param, schema), {"type": kind, **told}
 
 
 def json_grammar(param: str, schema: dict[str, Any] | None = None) -> str:

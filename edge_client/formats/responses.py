@@ -6,7 +6,7 @@ The format is that of https://developers.openai.com/api/reference/resources/resp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, unsupported
@@ -35,9 +35,9 @@ from edge_client.formats.openai import MAX_LOGPROBS, logprob_entries
 from edge_client.formats.parsed_request import (
     MOST,
     ParsedRequest,
-    json_grammar,
     make_chat,
     read_asked,
+    read_format,
     with_format,
 )
 from edge_client.formats.response_items import INPUT, ReadTools, read_items
@@ -83,7 +83,12 @@ class Responses(Dialect):
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
         items = read_items(fields, fields.text("instructions", longest=MAX_TEXT))
-        tools, reasoning, output = ReadTools(fields), _read_reasoning(fields), _read_format(fields)
+        tools, reasoning, text = (
+            ReadTools(fields),
+            _read_reasoning(fields),
+            fields.object("text") or Fields({}),
+        )
+        grammar, form = read_format(text.object("format"), "text.format")
         chat = make_chat(fields, items, tools.tools, reasoning.get("effort", ""))
         asked = read_asked(fields, chat, _read_logprobs(fields))
         if asked.revise:
@@ -94,11 +99,11 @@ class Responses(Dialect):
             "max_output_tokens": fields.whole("max_output_tokens", 0, 1, MOST) or asked.max_tokens,
             "parallel_tool_calls": tools.tools.parallel,
             "reasoning": reasoning or None,
-            "text": {"format": output.told},
+            "text": {"format": form},
             "tools": tools.told,
         }
         return replace(
-            with_format(asked, "text.format", output.grammar),
+            with_format(asked, "text.format", grammar),
             max_tokens=told["max_output_tokens"],
             form={"told": told, "calls": tools.calls, "input": _items(fields) if told["store"] else []},
         )
@@ -314,14 +319,6 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """Holds a text's grammar, empty without one, and the format as a response repeats it."""
-
-    grammar: str
-    told: Json
-
-
 def _told(fields: Fields, asked: ParsedRequest) -> Json:
     """Return the plain values of a request that its response repeats."""
     return {name: fields.any(name) for name in REPEATED} | {
@@ -353,21 +350,6 @@ def _read_logprobs(fields: Fields) -> int | None:
     """Return how many alternatives are shown with each token; None without log-probabilities."""
     top = fields.whole("top_logprobs", 0, 0, MAX_LOGPROBS)
     return top if fields.has("top_logprobs") or LOGPROBS in fields.list("include", 64) else None
-
-
-def _read_format(fields: Fields) -> _Format:
-    """Read `text.format`."""
-    text = fields.object("text") or Fields({})
-    given = text.object("format") or Fields({"type": "text"})
-    kind = given.choice("type", "", ("text", "json_object", "json_schema"))
-    if kind == "text":
-        return _Format("", {"type": kind})
-    if kind == "json_object":
-        return _Format(json_grammar("text.format"), {"type": kind})
-    schema = given.schema("schema")
-    name, strict = given.text("name", longest=64), given.flag("strict", True)  # always strict
-    told = {"type": kind, "name": name, "schema": schema, "strict": strict}
-    return _Format(json_grammar("text.format", schema), told)
 
 
 def _parts(message: Message) -> list[MessagePart]:

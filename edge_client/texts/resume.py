@@ -110,13 +110,11 @@ class ReplayStream:
     def __init__(
         self,
         name: str = "",
-        started_at: float = 0.0,
         max_bytes: int = MAX_BYTES,
         kind: type[Dialect] = Dialect,
     ) -> None:
         self.name = name
         self.kind = kind
-        self.started_at = started_at  # seconds since 1970
         self.kept_from: float | None = None  # monotonic seconds of the end
         self.entry: JournalEntry | None = None
         self.task: asyncio.Task[None] | None = None  # the writer
@@ -227,8 +225,8 @@ def _lost(place: int, unit: str) -> ApiError:
 class StreamStore:
     """Keeps named streams until `keep` seconds after their end.
 
-    `wall` returns the seconds since 1970, for display. `clock` returns monotonic seconds, which do not jump.
-    `forget` is called with the name of each dropped stream.
+    `clock` returns monotonic seconds, which do not jump. `forget` is called with the name of each dropped
+    stream.
     """
 
     MOST = 256  # limit; the oldest ended streams are dropped first
@@ -236,18 +234,15 @@ class StreamStore:
     def __init__(
         self,
         keep: float,
-        wall: Callable[[], float],
         clock: Callable[[], float],
         forget: Callable[[str], None] = lambda name: None,
     ) -> None:
         self._keep = keep
-        self._wall, self._clock = wall, clock
+        self._clock = clock
         self._forget = forget
         self._streams: dict[str, ReplayStream] = {}
 
-    def begin(
-        self, name: str, started_at: float | None = None, kind: type[Dialect] = Dialect
-    ) -> ReplayStream:
+    def begin(self, name: str, kind: type[Dialect] = Dialect) -> ReplayStream:
         """Begin a stream. Replace an ended one of its name; raise `ApiError` while one runs."""
         old = self.get(name)
         if old is not None and old.kept_from is None:
@@ -260,8 +255,7 @@ class StreamStore:
                 raise ApiError(429, words, retry_after=10)
             self.drop(min(ended)[1])
         self._streams.pop(name, None)
-        began = self._wall() if started_at is None else started_at
-        stream = self._streams[name] = ReplayStream(name, began, kind=kind)
+        stream = self._streams[name] = ReplayStream(name, kind=kind)
         return stream
 
     def get(self, name: str) -> ReplayStream | None:
@@ -305,7 +299,6 @@ class RecordedStream:
     """Describes a stream at the end of the daemon's last run."""
 
     name: str
-    started_at: float  # seconds since 1970
     head: Json  # the request
     frames: tuple[bytes, ...]  # events, each as it was sent
     begun: tuple[Begun, ...]  # the texts in them, by choice; at least one
@@ -397,10 +390,10 @@ class Journal:
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             raise UserError(f"the journal {folder} cannot be written; check its rights, or set api.resume")
 
-    def begin(self, name: str, started_at: float, head: Json) -> JournalEntry:
+    def begin(self, name: str, head: Json) -> JournalEntry:
         """Begin a stream, replacing one of its name. On a full disk the entry has a `failure`."""
         entry = JournalEntry(self._path(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        entry.write({"name": name, "at": started_at, "head": head})
+        entry.write({"name": name, "head": head})
         return entry
 
     def resume(self, name: str) -> JournalEntry:
@@ -437,7 +430,6 @@ def _read(path: Path) -> RecordedStream:
     num_choices = 1 + max(map(_choice, lines), default=0)
     return RecordedStream(
         name=head["name"],
-        started_at=float(head["at"]),
         head=head["head"],
         frames=tuple(frame.encode() for line in lines for frame in line.get("f", ())),
         begun=tuple(

@@ -28,7 +28,7 @@ def part(tokens: tuple[int, ...], *origins: TokenOrigin, **more: Any) -> StreamP
 
 def written(folder: Path, name: str = "talk") -> Path:
     """A stream of two events that has not ended; its file."""
-    entry = Journal(folder).begin(name, 100.0, HEAD)
+    entry = Journal(folder).begin(name, HEAD)
     entry.add(["id: 1\ndata: é\n\n".encode()], part((4, 5), TokenOrigin.DRAFTED, TokenOrigin.SERVER))
     entry.add([b"id: 2\ndata: x\n\n"], part((6,), TokenOrigin.DEVICE))
     entry.abandon()
@@ -98,7 +98,7 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_stream_even_if_room_comes_back(
 def test_a_stream_that_cannot_begin_on_disk_leaves_no_older_one_of_its_name(tmp_path: Path) -> None:
     written(tmp_path)
     with room(10):
-        entry = Journal(tmp_path).begin("talk", 100.0, HEAD)
+        entry = Journal(tmp_path).begin("talk", HEAD)
     assert entry.failure
     assert list(tmp_path.iterdir()) == []
 
@@ -178,16 +178,15 @@ async def test_a_reader_that_falls_behind_what_is_kept_is_told_and_gets_no_holes
 
 
 async def test_ended_streams_are_forgotten_after_their_time() -> None:
-    """The wall clock, which may jump, forgets nothing."""
-    now, wall = [100.0], [0.0]
-    store = StreamStore(60.0, lambda: wall[0], lambda: now[0])
+    now = [100.0]
+    store = StreamStore(60.0, lambda: now[0])
     stream = store.begin("talk")
     with wording.raises(ApiError):
         store.begin("talk")
     store.end(stream)
     assert store.begin("talk") is not stream, "the name is free after its end"
     store.end(stream := store.begin("other"))
-    now[0], wall[0] = 160.0, 1_700_000_000.0
+    now[0] = 160.0
     assert store.get("other") is stream
     now[0] = 160.1
     assert store.get("other") is None
@@ -195,7 +194,7 @@ async def test_ended_streams_are_forgotten_after_their_time() -> None:
 
 async def test_when_all_places_are_taken_the_oldest_that_ended_goes() -> None:
     now = [100.0]
-    store = StreamStore(1e6, lambda: 0.0, lambda: now[0])
+    store = StreamStore(1e6, lambda: now[0])
     for number in range(StreamStore.MOST):
         now[0] += 1
         stream = store.begin(f"talk {number}")
