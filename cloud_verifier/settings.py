@@ -41,6 +41,7 @@ LLAMA_ONLY = ("gpu_layers", "tensor_split")
 JUDGE_BYTES = 2**24  # of a file; 16,384 features take 1 MB
 
 ATTENTIONS = ("auto", "torch_ref", "triton")
+BOTH = "both identify callers"
 LOSSY = ", ".join(rule.title for rule in AcceptanceRule if not rule.lossless)
 
 
@@ -90,6 +91,7 @@ class TargetSection:
         "capability 8.9; both need the extra `quantized`",
         form="int8 or float8",
         is_common=True,
+        excludes={"tensor_parallel": "a divided row has other scales"},
     )
     threads: int = setting(
         0,
@@ -129,6 +131,7 @@ class TargetSection:
         "target's first K layers",
         form="a file, a folder, a hub id, mtp or exit:K",
         is_common=True,
+        excludes={"tensor_parallel": "a drafter needs the whole target"},
     )
     hint_at: float = setting(
         0.0,
@@ -137,6 +140,9 @@ class TargetSection:
         low=0.0,
         high=1.0,
         has_flag=False,
+        excludes=dict.fromkeys(
+            ("compile", "deterministic", "tensor_parallel"), "it needs steps layer by layer on one device"
+        ),
     )
     step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
     attention: str = setting(
@@ -145,7 +151,9 @@ class TargetSection:
         choices=ATTENTIONS,
     )
     compile: bool = setting(
-        False, "compile the target's forward with torch.compile; needs a C++ compiler (docs/targets.md)"
+        False,
+        "compile the target's forward with torch.compile; needs a C++ compiler (docs/targets.md)",
+        excludes={"deterministic": "compiled sums depend on the step", "tensor_parallel": ""},
     )
     deterministic: bool | None = setting(
         None,
@@ -153,6 +161,7 @@ class TargetSection:
         "processor, apart from a prompt's earlier replies (docs/determinism.md)",
         unset="auto",
         is_common=True,
+        excludes={"tensor_parallel": "sums over ranks round differently"},
     )
     tensor_parallel: bool = setting(False, "divide the target among torchrun's processes")
 
@@ -166,36 +175,9 @@ class TargetSection:
             )
         if self.deterministic and self.attention == "triton":
             raise UserError("--deterministic has its own attention, not triton; leave --attention out")
-        if self.compile and self.deterministic:
-            raise UserError(
-                "--compile and --deterministic cannot be combined: compiled sums depend on the step; leave "
-                "one out"
-            )
-        if self.compile and self.tensor_parallel:
-            raise UserError("--compile and --tensor-parallel cannot be combined; leave one out")
         if self.quantize == "float8" and not self.compile:
             raise UserError(
                 "--quantize float8 needs --compile: otherwise rounding inputs takes longer than products gain"
-            )
-        if self.tensor_parallel and self.quantize is not None:
-            raise UserError(
-                "--quantize and --tensor-parallel cannot be combined: a divided row has other scales; leave "
-                "one out"
-            )
-        if self.tensor_parallel and self.drafter is not None:
-            raise UserError(
-                "--drafter and --tensor-parallel cannot be combined: a drafter needs the whole target; leave "
-                "one out"
-            )
-        if self.hint_at and (self.compile or self.deterministic or self.tensor_parallel):
-            raise UserError(
-                "hint_at needs steps that run layer by layer on one device; leave --compile, "
-                "--deterministic and --tensor-parallel out"
-            )
-        if self.tensor_parallel and self.deterministic:
-            raise UserError(
-                "--deterministic and --tensor-parallel cannot be combined: sums over ranks round "
-                "differently; leave one out"
             )
 
     def _check_engine(self) -> None:
@@ -248,12 +230,21 @@ class ServerSection:
         "certificate chain in PEM; edges then need its CA; none: plain text",
         is_path=True,
         is_common=True,
+        needs={"tls_key": ""},
     )
     tls_key: Path | None = setting(
-        None, "private key of the certificate, in PEM", is_path=True, is_common=True
+        None,
+        "private key of the certificate, in PEM",
+        is_path=True,
+        is_common=True,
+        needs={"tls_cert": ""},
     )
     tls_client_ca: Path | None = setting(
-        None, "CA in PEM that must have signed every edge's certificate", is_path=True, is_common=True
+        None,
+        "CA in PEM that must have signed every edge's certificate",
+        is_path=True,
+        is_common=True,
+        needs={"tls_cert": "without TLS edges send no certificate"},
     )
     privacy: str = setting(
         Privacy.PADDED.title,
@@ -280,13 +271,6 @@ class ServerSection:
 
     def __post_init__(self) -> None:
         check_section(self)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise UserError("--tls-cert needs --tls-key, and --tls-key needs --tls-cert; give both")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise UserError(
-                "--tls-client-ca needs --tls-cert and --tls-key: without TLS edges send no certificate"
-            )
-
         if (AcceptanceRule.JUDGE.title in self.allow_rule) != (self.judge is not None):
             raise UserError(
                 "--judge needs --allow-rule judge, and --allow-rule judge needs --judge; give both"
@@ -315,7 +299,9 @@ class IdentitySection:
     an attacker could choose."""
 
     tenant_header: str = setting(
-        "", "metadata entry that names the tenant; only behind a proxy that sets it for every client"
+        "",
+        "metadata entry that names the tenant; only behind a proxy that sets it for every client",
+        excludes={"tenant_certificate": BOTH, "token_keys": BOTH},
     )
     tenant_certificate: str | None = setting(
         None,
@@ -323,14 +309,21 @@ class IdentitySection:
         "domain for which --tls-client-ca signs",
         form="DOMAIN",
         alone="",
+        excludes={"token_keys": BOTH},
     )
     token_keys: Path | None = setting(
         None,
         "JWKS of public keys (EdDSA, ES256, RS256) for tokens that name the tenant; reread when it changes",
         is_path=True,
         is_common=True,
+        needs={"token_audience": "else a token for another service of the issuer would be accepted"},
     )
-    token_audience: str = setting("", "required `aud` claim of tokens; --token-keys needs it", is_common=True)
+    token_audience: str = setting(
+        "",
+        "required `aud` claim of tokens; --token-keys needs it",
+        is_common=True,
+        needs={"token_keys": "without keys no token can be checked"},
+    )
     token_issuer: str = setting("", "required `iss` claim of tokens; empty: any issuer with a key")
     tenant_limits: Path | None = setting(
         None, "TOML file with each tenant's quota; reread when it changes", is_path=True
@@ -348,17 +341,7 @@ class IdentitySection:
             "--tenant-certificate": self.tenant_certificate is not None,
             "--token-keys": self.token_keys is not None,
         }
-        given = [name for name, is_given in ways.items() if is_given]
-        if len(given) > 1:
-            raise UserError(f"{given[0]} and {given[1]} both identify callers; give one of them")
-        if self.token_keys is not None and not self.token_audience:
-            raise UserError(
-                "--token-keys needs --token-audience: without it a token for another service of the same "
-                "issuer would be accepted"
-            )
-        if self.token_audience and self.token_keys is None:
-            raise UserError("--token-audience needs --token-keys: without keys no token can be checked")
-        if self.denied is not None and not given:
+        if self.denied is not None and not any(ways.values()):
             raise UserError(
                 f"--denied needs one of {', '.join(ways)}: callers must be identified to be denied"
             )

@@ -121,11 +121,6 @@ def stays_here(address: str) -> bool:
     return found is not None and is_loopback(found[0])
 
 
-def _belong_together(name: str, value: str, other: str, its_value: str) -> None:
-    if bool(value) != bool(its_value):
-        raise UserError(f"{name} and {other} belong together; give both or neither")
-
-
 # Sections ---------------------------------------------------------------------------------------------------
 
 
@@ -147,8 +142,12 @@ class VerifierSection:
         is_path=True,
         is_common=True,
     )
-    tls_cert: str = setting("", "PEM file of this device's certificate, for mTLS", is_path=True)
-    tls_key: str = setting("", "PEM file of the key of verifier.tls_cert", is_path=True)
+    tls_cert: str = setting(
+        "", "PEM file of this device's certificate, for mTLS", is_path=True, needs={"tls_key": ""}
+    )
+    tls_key: str = setting(
+        "", "PEM file of the key of verifier.tls_cert", is_path=True, needs={"tls_cert": ""}
+    )
     tls_server_name: str = setting("", "name in the verifiers' certificates, if it differs from the address")
     token_file: str = setting(
         "",
@@ -178,7 +177,6 @@ class VerifierSection:
 
     def __post_init__(self) -> None:
         check_section(self)
-        _belong_together("verifier.tls_cert", self.tls_cert, "verifier.tls_key", self.tls_key)
         if self.insecure and self.asks_for_tls:
             raise UserError(
                 "verifier.insecure is true, but TLS files or a token are given; drop the one or the other"
@@ -364,8 +362,15 @@ class ApiSection:
         form="https://HOST[:PORT]",
         check=_check_origins,
     )
-    tls_cert: str = setting("", "PEM file of the API's certificate chain", is_path=True)
-    tls_key: str = setting("", "PEM file of the key of api.tls_cert", is_path=True)
+    tls_cert: str = setting(
+        "", "PEM file of the API's certificate chain", is_path=True, needs={"tls_key": ""}
+    )
+    tls_key: str = setting(
+        "",
+        "PEM file of the key of api.tls_cert",
+        is_path=True,
+        needs={"tls_cert": ""},
+    )
     sampling_defaults: str = setting(
         "model",
         "source of sampling values that a request omits: the target's generation_config, as the verifier "
@@ -391,7 +396,6 @@ class ApiSection:
 
     def __post_init__(self) -> None:
         check_section(self)
-        _belong_together("api.tls_cert", self.tls_cert, "api.tls_key", self.tls_key)
         if self.listen.startswith(UNIX) or stays_here(self.listen):
             return
         if not (self.auth and self.tls_cert):
@@ -410,16 +414,19 @@ class FleetSection:
         "the MQTT broker; empty: none",
         form="mqtts://HOST:PORT or mqtt://HOST:PORT",
         check=_check_broker,
+        needs={"tenant": "", "device": ""},
     )
     tenant: str = file_setting("", "the first level of this fleet's topics", check=_check_topic_level)
     device: str = file_setting(
         "", "this device's name; with a certificate, the name in that certificate", check=_check_topic_level
     )
     ca: str = file_setting("", "PEM file of the broker's authorities; empty: the system's", is_path=True)
-    cert: str = file_setting("", "PEM file of this device's certificate", is_path=True)
-    key: str = file_setting("", "PEM file of the key of fleet.cert", is_path=True)
+    cert: str = file_setting("", "PEM file of this device's certificate", is_path=True, needs={"key": ""})
+    key: str = file_setting("", "PEM file of the key of fleet.cert", is_path=True, needs={"cert": ""})
     username: str = file_setting("", "user name at the broker, if it requires one")
-    password_file: str = file_setting("", "file of the password of fleet.username", is_path=True)
+    password_file: str = file_setting(
+        "", "file of the password of fleet.username", is_path=True, needs={"username": ""}
+    )
     public_key: str = file_setting(
         "",
         "Ed25519 public key that verifies the fleet's document; empty: every document is rejected",
@@ -429,8 +436,6 @@ class FleetSection:
 
     def __post_init__(self) -> None:
         check_section(self)
-        if self.broker and not (self.tenant and self.device):
-            raise UserError("fleet.broker is given; its topics also need fleet.tenant and fleet.device")
         if self.device == "fleet":
             raise UserError(
                 "fleet.device is 'fleet', the level of the whole fleet's topics; choose another name"
@@ -442,9 +447,6 @@ class FleetSection:
                 )
             if self.password_file and not is_loopback(urlsplit(self.broker).hostname or ""):
                 raise UserError("the password of fleet.password_file would travel in the clear; use mqtts://")
-        _belong_together("fleet.cert", self.cert, "fleet.key", self.key)
-        if self.password_file and not self.username:
-            raise UserError("fleet.password_file is given without fleet.username; give both")
 
     @property
     def tls(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -40,6 +40,8 @@ class Setting:
     high: float | None = None  # the greatest value; infinite: infinity is one, too
     choices: tuple[str, ...] = ()  # all that a text may be, if it may not be anything
     check: Check | None = None  # what bounds and choices cannot say
+    needs: Mapping[str, str] = field(default_factory=dict)  # settings of its section beside it, and why
+    excludes: Mapping[str, str] = field(default_factory=dict)  # settings of its section, and why
     form: str = ""  # what a text or an entry of a list looks like, for help and messages
     alias: str = ""  # a short flag beside the one that follows from the name
     flag: str = ""  # of a command's own option, where it does not follow from the name
@@ -135,11 +137,28 @@ class InvalidValue(UserError):
 
 
 def check_section(section: Any) -> None:
-    """Raise `InvalidValue` that names the first setting out of bounds and what is allowed."""
-    for entry in entries_of(type(section)):  # type: ignore[arg-type]  # a type is hashable
-        value = getattr(section, entry.field)
-        if value is not None and (wrong := what_is_wrong(entry, value)):
-            raise InvalidValue(entry.key, f"{entry.key} is {shown(value)}; {wrong}")
+    """Raise `InvalidValue` that names the first setting out of bounds, or at odds with another one."""
+    entries = {entry.field: entry for entry in entries_of(type(section))}  # type: ignore[arg-type]  # hashable
+    values = {name: getattr(section, name) for name in entries}
+    for name, entry in entries.items():
+        if values[name] is not None and (wrong := what_is_wrong(entry, values[name])):
+            raise InvalidValue(name, f"{name} is {shown(values[name])}; {wrong}")
+    given = [name for name, entry in entries.items() if _is_given(entry, values[name])]
+    for name in given:
+        said = entries[name].setting
+        for other, why in said.needs.items():
+            if other not in given:
+                raise InvalidValue(name, f"{name} needs {other}{why and f': {why}'}; give both")
+        for other, why in said.excludes.items():
+            if other in given:
+                words = f"{name} and {other} exclude each other{why and f': {why}'}; leave one of them out"
+                raise InvalidValue(name, words)
+
+
+def _is_given(entry: Entry, value: Any) -> bool:
+    """Tell whether a setting is more than empty, off or none."""
+    alone = entry.setting.alone
+    return bool(value) or (alone is not None and value == alone)
 
 
 def shown(value: object) -> str:

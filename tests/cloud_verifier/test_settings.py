@@ -154,12 +154,12 @@ def test_what_cannot_be_is_told_with_its_place(
     [
         (["--deterministic"], ["--deterministic", "--threads"]),
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
-        (["--compile", "--deterministic", "--threads=1"], ["--compile", "--deterministic"]),
-        (["--compile", "--tensor-parallel"], ["--compile", "--tensor-parallel"]),
+        (["--compile", "--deterministic", "--threads=1"], ["compile", "deterministic"]),
+        (["--compile", "--tensor-parallel"], ["compile", "tensor_parallel"]),
         (["--quantize=float8"], ["--quantize float8", "--compile"]),
-        (["--tensor-parallel", "--quantize=int8"], ["--quantize", "--tensor-parallel"]),
-        (["--tensor-parallel", "--deterministic", "--threads=1"], ["--deterministic", "--tensor-parallel"]),
-        (["--tls-cert=c"], ["--tls-cert", "--tls-key"]),
+        (["--tensor-parallel", "--quantize=int8"], ["quantize", "tensor_parallel"]),
+        (["--tensor-parallel", "--deterministic", "--threads=1"], ["deterministic", "tensor_parallel"]),
+        (["--tls-cert=c"], ["tls_cert", "tls_key"]),
         (["--allow-rule=judge"], ["--judge", "--allow-rule"]),
         (["--allow-rule=reflective", "--tensor-parallel"], ["--allow-rule reflective", "--tensor-parallel"]),
         (["--allow-rule=reflective", "--model=t.gguf"], ["--allow-rule reflective"]),
@@ -175,7 +175,7 @@ def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) ->
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({"COMPILE": "true", "HINT_AT": "0.5"}, ["hint_at", "--compile"]),
+        ({"COMPILE": "true", "HINT_AT": "0.5"}, ["hint_at", "compile"]),
         ({"SHARED_TEXTS": "1", "RECALL": "false"}, ["shared_texts", "recall"]),
         ({"MODEL": "folder", "TENSOR_SPLIT": "1,1"}, ["tensor_split"]),
         *(({"MODEL": "target.gguf", "TENSOR_SPLIT": wrong}, ["tensor_split"]) for wrong in SHARES),

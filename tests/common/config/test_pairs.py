@@ -86,7 +86,7 @@ def test_what_is_shown_is_a_file_that_says_the_same(tmp_path: Path, origins: boo
         ("[pairs.a.draft]\nseat = 1", ":2", "[pairs.a.draft]"),
         ("[draft]\nseats = 2\n[pairs.a.draft]\nseats = 0", ":4", "pairs.a.draft.seats is 0"),
         ("[pairs.a.draft]\ncontext = 'x'", ":2", "pairs.a.draft.context"),
-        ("[pairs.a.verifier]\ntls_cert = 'x'", "", "[pairs.a.verifier]"),
+        ("[pairs.a.verifier]\ninsecure = true\ntls_ca = 'x'", "", "[pairs.a.verifier]"),
         ("[pairs.default]", "", "[pairs.default]"),
         ("[pairs.forerun]", "", "[pairs.forerun]"),
         ("[pairs.'a.b']", "", "pairs.a.b"),
