@@ -39,11 +39,11 @@ Verify = Callable[[bytes, bytes], bool]
 
 
 class PayloadError(PeerError):
-    """Raised for a payload that breaks the schema or is not believed, or a record that must not be sent."""
+    """Raised for a payload that breaks the schema or is not believed."""
 
 
 def topic(tenant: str, device: str, leaf: str) -> str:
-    """Return a topic of a device: `status` or `telemetry`. `FleetSection` checks the names."""
+    """Return a topic of a device, such as `status`. `FleetSection` checks the names."""
     return f"forerun/v1/{tenant}/{device}/{leaf}"
 
 
@@ -65,14 +65,10 @@ class Kill(Enum):
 
 
 def report(labels: Mapping[str, str], figures: Mapping[str, float | None]) -> bytes:
-    """Return facts about a device as JSON, without those that are unknown or empty. A text that does not read
-    as a label leaves as its hash: no sentence leaves, and equal texts stay equal. Raise `PayloadError`."""
+    """Return facts about a device as JSON, without empty labels and figures that are no numbers. A text that
+    does not read as a label leaves as its hash: no sentence leaves, and equal texts stay equal."""
     facts: dict[str, Any] = {name: _label(text) for name, text in labels.items() if text}
-    for name, value in figures.items():
-        if value is not None:
-            if not _is_number(value):
-                raise PayloadError(f"{name} is no number")
-            facts[name] = value
+    facts |= {name: value for name, value in figures.items() if _is_number(value)}
     return json.dumps(facts, separators=(",", ":")).encode()
 
 

@@ -17,7 +17,7 @@ from common.errors import ForerunError, UserError
 from edge_client.fleet.desired import DesiredState
 from edge_client.fleet.document import PayloadError, desired_topic, report, topic
 from edge_client.fleet.keys import read_public, verifier
-from edge_client.fleet.mqtt import connected, expiring, subscribe
+from edge_client.fleet.mqtt import connected, subscribe
 from edge_client.process.paths import make_private, write_private
 from edge_client.settings import FleetSection
 
@@ -88,7 +88,7 @@ class Fleet:
             await asyncio.sleep(backoff(failures, random.random()))
 
     def wake(self) -> None:
-        """Wake the task, because a fact that presence reports has changed."""
+        """Wake the task, because a fact that it reports has changed."""
         self._awake.set()
 
     def status(self) -> dict[str, Any]:
@@ -154,38 +154,25 @@ class Fleet:
             )
 
     async def _report(self, client: aiomqtt.Client, listening: asyncio.Task[None]) -> None:
-        """Publish presence when it changes, and telemetry from a random phase: a fleet that starts together
-        does not speak together. Raise `aiomqtt.MqttError` when the connection has ended."""
+        """Report when a fact changes, and for the figures at each interval. The first one begins at random,
+        as a fleet starts together. Raise `aiomqtt.MqttError` when the connection has ended."""
         interval, reported = self._settings.telemetry_interval, None
-        telemetry_at = time.monotonic() + interval * random.random()
+        due_at = time.monotonic() + interval * random.random()
         while not listening.done():
             self._awake.clear()
             self._settle()
             labels, figures = presence = self._presence()
-            if presence != reported:
-                payload = report(labels, {"at": time.time(), **figures})
+            now = time.monotonic()
+            if presence != reported or now >= due_at:
+                due_at = now + interval if now >= due_at else due_at
+                payload = report(labels, {"at": time.time(), **figures, **self._daemon.telemetry()})
                 await client.publish(self._status, payload, qos=1, retain=True)
                 reported = presence
-            if time.monotonic() >= telemetry_at:
-                telemetry_at = time.monotonic() + interval
-                await self._publish_telemetry(client)
             _end_if_cancelled()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(LONGEST_WAIT, telemetry_at - time.monotonic())):
+                async with asyncio.timeout(min(LONGEST_WAIT, due_at - time.monotonic())):
                     await self._awake.wait()
         await listening
-
-    async def _publish_telemetry(self, client: aiomqtt.Client) -> None:
-        """Publish telemetry, retained and short-lived: an operator sees every device that still reports."""
-        settings = self._settings
-        place = topic(settings.tenant, settings.device, "telemetry")
-        try:
-            payload = report({}, self._daemon.telemetry())
-        except PayloadError as error:
-            logger.error("! telemetry was not sent: %s", error)
-            return
-        properties = expiring(int(3 * settings.telemetry_interval))
-        await client.publish(place, payload, retain=True, properties=properties)
 
     async def _say_goodbye(self, client: aiomqtt.Client) -> None:
         """Publish our own end: the broker drops the will at a clean disconnect."""
@@ -197,7 +184,7 @@ class Fleet:
         return report({"state": "offline"}, {"at": time.time()})
 
     def _presence(self) -> tuple[dict[str, str], dict[str, float | None]]:
-        """Return the labels and figures that presence reports."""
+        """Return the facts whose change is reported at once."""
         desired = self._desired
         labels = {"state": "online", **self._daemon.about(), "kill": desired.kill.value}
         return labels, {"applied": desired.applied, "refused": desired.refused}

@@ -85,13 +85,6 @@ async def subscribe(client: aiomqtt.Client, topic: str) -> None:
             raise BrokerError(f"the broker does not let this client listen to {topic} ({code})")
 
 
-def expiring(seconds: int) -> Properties:
-    """Return the properties of a message that the broker drops after this time."""
-    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.MessageExpiryInterval = seconds
-    return properties
-
-
 def _password(file: str) -> str | None:
     try:
         return Path(file).read_text(encoding="utf-8").strip() if file else None

@@ -41,8 +41,8 @@ MAX_DEVICES = 20_000
 """Most devices that an operator sees, whatever the broker sends."""
 
 LABELS = ("state", "mode", "kill", "draft", "verifier", "version")
-FIGURES = ("applied", "refused")
-TITLES = ("DEVICE", *(name.upper() for name in LABELS + FIGURES), "TOKENS", "ACCEPTED", "RTT", "SINCE")
+FIGURES = ("applied", "refused", "tokens")
+TITLES = ("DEVICE", *(name.upper() for name in LABELS + FIGURES), "ACCEPTED", "RTT", "SINCE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,13 @@ async def status(options: StatusOptions, fleet: FleetSection) -> None:
     from edge_client.fleet.mqtt import connected, subscribe
 
     roster = Roster()
-    async with connected(fleet, _client_name(), max_unread=2 * MAX_DEVICES) as client:
-        for leaf in ("status", "telemetry"):  # presence comes first, for figures are of known devices
-            await subscribe(client, topic(fleet.tenant, "+", leaf))
+    async with connected(fleet, _client_name(), max_unread=MAX_DEVICES) as client:
+        await subscribe(client, topic(fleet.tenant, "+", "status"))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(options.wait):
                 async for message in client.messages:
                     roster.on_message(message.topic.value, message.payload)
-    names = sorted(roster.presences)
+    names = sorted(roster.reports)
     if options.json:
         print("\n".join(map(roster.as_json, names)))
     elif names:
@@ -148,40 +147,32 @@ async def status(options: StatusOptions, fleet: FleetSection) -> None:
 
 
 class Roster:
-    """Holds the last reports of each device."""
+    """Holds the last report of each device."""
 
     def __init__(self) -> None:
-        self.presences = dict[str, tuple[dict[str, str], dict[str, float]]]()
-        self.telemetry = dict[str, dict[str, float]]()
+        self.reports = dict[str, tuple[dict[str, str], dict[str, float]]]()
 
     def on_message(self, place: str, payload: bytes) -> None:
         """Take a message. Strangers may write there."""
-        base, _, leaf = place.rpartition("/")
-        device = base.rpartition("/")[2]
-        is_full = device not in self.presences and len(self.presences) >= MAX_DEVICES
-        with contextlib.suppress(PayloadError):
-            labels, figures = read_report(payload)
-            if leaf == "telemetry" and device in self.presences:
-                self.telemetry[device] = figures
-            elif leaf == "status" and TOPIC_LEVEL.fullmatch(device) and not is_full:
-                self.presences[device] = labels, figures
+        device = place.removesuffix("/status").rpartition("/")[2]
+        is_full = device not in self.reports and len(self.reports) >= MAX_DEVICES
+        if TOPIC_LEVEL.fullmatch(device) and not is_full:
+            with contextlib.suppress(PayloadError):
+                self.reports[device] = read_report(payload)
 
     def as_json(self, device: str) -> str:
         """Return one device as a line of JSON."""
-        labels, figures = self.presences[device]
-        return json.dumps(
-            {"device": device, **labels, **figures, "telemetry": self.telemetry.get(device, {})}
-        )
+        labels, figures = self.reports[device]
+        return json.dumps({"device": device, **labels, **figures})
 
     def row(self, device: str) -> list[str]:
         """Return one device as a row of the table."""
-        (labels, figures), telemetry = self.presences[device], self.telemetry.get(device, {})
-        drafted, rtt = telemetry.get("drafted"), telemetry.get("rtt_ms")
+        labels, figures = self.reports[device]
+        drafted, rtt = figures.get("drafted"), figures.get("rtt_ms")
         cells = (
             *map(labels.get, LABELS),
             *map(figures.get, FIGURES),
-            telemetry.get("tokens"),
-            f"{telemetry.get('accepted', 0) / drafted:.0%}" if drafted else None,
+            f"{figures.get('accepted', 0) / drafted:.0%}" if drafted else None,
             f"{rtt:.0f} ms" if rtt is not None else None,
             duration(max(0.0, time.time() - figures.get("at", 0))),
         )

@@ -51,9 +51,7 @@ def test_a_text_that_is_no_label_leaves_as_a_hash(text: str) -> None:
 
 @pytest.mark.parametrize("value", ["sk-54321", b"sk", ["sk"], {"sk": 1}, True, float("nan"), float("inf")])
 def test_a_figure_that_is_no_number_does_not_leave(value: Any) -> None:
-    with pytest.raises(PayloadError) as found:
-        report({}, {"tokens": value})
-    assert "sk" not in str(found.value)
+    assert report({}, {"tokens": value}) == b"{}"
 
 
 def test_what_strangers_put_into_a_report_is_left_out() -> None:

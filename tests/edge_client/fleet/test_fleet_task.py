@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from common.errors import UserError
-from edge_client.fleet.document import Kill, read_report
+from edge_client.fleet.document import Kill
 from tests.edge_client.fleet.broker import Daemon, broker, until
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(tmp_path, running)
 
 
-# presence and telemetry -------------------------------------------------------------------------------------
+# what it reports -------------------------------------------------------------------------------------
 
 
 async def test_a_device_is_born_changes_and_says_goodbye_when_it_stops(world: World) -> None:
@@ -58,7 +58,7 @@ async def test_a_device_is_born_changes_and_says_goodbye_when_it_stops(world: Wo
         born, changed, died = operator.presences
     assert [each["state"] for each in (born, changed, died)] == ["online", "online", "offline"]
     facts = {"version": "0.1", "draft": "demo", "verifier": "gpu-1", "mode": "ahead", "kill": "none"}
-    assert born == {"state": "online", "at": born["at"], **facts}
+    assert born == {"state": "online", "at": born["at"], "tokens": 7, **facts}
     assert (changed["mode"], changed["draft"][:1]) == ("server-only", "#")  # a sentence leaves as a hash
 
 
@@ -99,14 +99,12 @@ async def test_a_device_that_is_killed_is_reported_offline_by_its_will(world: Wo
         child.wait()
 
 
-async def test_telemetry_has_its_beat_and_is_kept_for_a_while(world: World) -> None:
-    from tests.edge_client.fleet.world import TELEMETRY
+async def test_figures_have_their_beat(world: World) -> None:
+    from tests.edge_client.fleet.world import STATUS
 
-    async with world.operator(TELEMETRY) as operator, world.device(telemetry_interval=1.0):
-        await operator.until(2)
-        async with world.operator(TELEMETRY) as late:
-            await late.until(1)
-    assert all(read_report(payload) == ({}, {"tokens": 7}) for _, payload in operator.heard + late.heard)
+    async with world.operator(STATUS) as operator, world.device(telemetry_interval=1.0):
+        await operator.until(3)
+    assert [each["tokens"] for each in operator.presences[:3]] == [7, 7, 7]
 
 
 # the document -----------------------------------------------------------------------------------------------
@@ -201,7 +199,6 @@ async def test_a_secret_that_is_fed_everywhere_leaves_nowhere(world: World, cana
         await until(lambda: fleet.status()["connected"])
         await operator.publish(world.document(settings=CHAIN))
         await until(lambda: any("refused" in each for each in operator.presences))
-        await until(lambda: any(place.endswith("telemetry") for place, _ in operator.heard))
     assert not [payload for _, payload in operator.heard if b"7f3a" in payload]
 
 

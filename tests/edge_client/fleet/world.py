@@ -21,7 +21,7 @@ from edge_client.fleet.mqtt import connected, subscribe
 from edge_client.settings import FleetSection
 from tests.edge_client.fleet.broker import DEVICE, PATIENCE, TENANT, Broker, Daemon, until
 
-STATUS, TELEMETRY = topic(TENANT, DEVICE, "status"), topic(TENANT, DEVICE, "telemetry")
+STATUS = topic(TENANT, DEVICE, "status")
 
 
 class Operator:

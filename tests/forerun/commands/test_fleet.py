@@ -121,14 +121,12 @@ def test_what_strangers_write_neither_breaks_nor_reaches_the_terminal() -> None:
     roster, online = Roster(), b'{"state":"online","at":1}'
     for place, payload in (
         ("forerun/v1/acme/pi-1/status", online),
-        ("forerun/v1/acme/pi-1/telemetry", b'{"drafted":"x","rtt_ms":"y","accepted":[1]}'),
+        ("forerun/v1/acme/pi-3/status", b'{"drafted":"x","rtt_ms":"y","accepted":[1]}'),
         ("forerun/v1/acme/pi-2/status", b'{"state":"\\u001b[2J","at":"long ago"}'),
         ("forerun/v1/acme/\x1b[2J/status", online),
-        ("forerun/v1/acme/other/telemetry", b'{"tokens":1}'),
         ("forerun/v1/acme/other/status", b"{"),
-        ("status", online),
     ):
         roster.on_message(place, payload)
-    rows = [roster.row(device) for device in roster.presences]
-    assert [row[:2] for row in rows] == [["pi-1", "online"], ["pi-2", "-"]]
-    assert "\x1b" not in str([*rows, *map(roster.as_json, roster.presences)])
+    rows = [roster.row(device) for device in roster.reports]
+    assert [row[:2] for row in rows] == [["pi-1", "online"], ["pi-3", "-"], ["pi-2", "-"]]
+    assert "\x1b" not in str([*rows, *map(roster.as_json, roster.reports)])
