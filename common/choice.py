@@ -235,9 +235,13 @@ def adjusted_logits(
     generated: TokenIds | None = None,
     allowed: Mask | None = None,
 ) -> Logits:
-    """Return the checked float32 logits [V] after grammar, bias and penalties."""
-    change = adjustments(params, prompt, generated, np.size(logits))
-    return adjust(logits, () if change is None else (change,), allowed)
+    """Return the checked float32 logits [V] after grammar, bias and penalties. Raises `LocalError` if
+    penalties lack their tokens or an id lies outside the vocabulary."""
+    if not params.logit_bias and not params.has_penalties:
+        return adjust(logits, (), allowed)
+    changes = History.of(params, prompt, generated).changes
+    check_within(changes.tokens, np.size(logits))
+    return adjust(logits, (changes,), allowed)
 
 
 def adjust(logits: Logits, changes: Iterable[Adjustments], allowed: Mask | None = None) -> Logits:
@@ -271,20 +275,6 @@ def adjusted_values(values: Logits, change: Adjustments) -> Logits:
     with np.errstate(over="ignore"):  # below a float32's range a token is as good as forbidden
         exact = np.where(exact > 0, exact / change.factor, exact * change.factor) - change.minus
         return np.minimum(exact, FLOAT32_MAX).astype(np.float32)
-
-
-def adjustments(
-    params: SamplingParams, prompt: TokenIds | None, generated: TokenIds | None, vocab_size: int
-) -> Adjustments | None:
-    """Return what bias and penalties do after a text (`History`), or None if they do nothing.
-
-    Raises `LocalError` if penalties lack their tokens or an id lies outside the vocabulary.
-    """
-    if not params.logit_bias and not params.has_penalties:
-        return None
-    changes = History.of(params, prompt, generated).changes
-    check_within(changes.tokens, vocab_size)
-    return changes
 
 
 def check_within(tokens: IntArray, vocab_size: int) -> None:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from common.estimators import RatioEstimator
 from common.suffix_index import DEPTH, NO_MATCH, GrowingIndex, SuffixIndex
@@ -257,16 +257,6 @@ class PromptLookup:
             self._unshared, self._unshared_after = [], self._tail
 
 
-class GuessSource(Protocol):
-    """Guesses the continuation of a text."""
-
-    def guess(
-        self, most: int, path: Sequence[int] = (), least: float = LEAST, surely: float = LEAST
-    ) -> list[Guess]:
-        """Return what may follow the text and `path`. Arguments as of `PromptLookup.guess`."""
-        ...
-
-
 def _followers(rows: Sequence[list[int]], depth: int) -> list[tuple[int, list[list[int]]]]:
     """Return the tokens at `depth`, each with its rows: the most frequent first, of equals the newest. Rows
     that end before are left out."""
@@ -306,17 +296,17 @@ def merge(trees: Sequence[list[Guess]]) -> list[Guess]:
 
 def grow_guesses(
     tree: SpeculationTree,
-    recall: GuessSource,
+    guess: Callable[[int, Sequence[int], float, float], list[Guess]],
     last_position: int,
     most: int,
     surely: float = LEAST,
     *,
     from_tip: bool = True,
 ) -> None:
-    """Attach the guesses of `recall` below the tip, if `from_tip`, and below the end of the likeliest path.
+    """Attach guesses below the tip, if `from_tip`, and below the end of the likeliest path.
 
-    Args: last_position, of the text, where a guess would save no step; most, new nodes; surely, the least
-    log-probability (nats) of each new node if its parents are right.
+    Args: guess, as `PromptLookup.guess`; last_position, of the text, where a guess would save no step; most,
+    new nodes; surely, the least log-probability (nats) of each new node if its parents are right.
     """
     limit = tree.num_speculative + most
     path = tree.likeliest_path()
@@ -327,7 +317,7 @@ def grow_guesses(
             continue
         grown = list[Node]()
         tokens = [above.token for above in path[:start]]
-        for parent, token, logprob in recall.guess(room, tokens, LEAST - tree.worth(node), surely):
+        for parent, token, logprob in guess(room, tokens, LEAST - tree.worth(node), surely):
             below = grown[parent] if parent >= 0 else node
             if tree.num_speculative >= limit and token not in below.children:
                 return

@@ -44,7 +44,7 @@ class CopiedText(TokenSource):
         self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
     ) -> None:
         room = room if self._most is None else min(self._most, room)
-        grow_guesses(tree, self._lookup, last, room, surely, from_tip=from_tip)
+        grow_guesses(tree, self._lookup.guess, last, room, surely, from_tip=from_tip)
 
     def learn(self, node: int, token: int) -> None:
         self._lookup.append(token)

@@ -80,11 +80,6 @@ class Status(NamedTuple):
     trailing_metadata: tuple[tuple[str, bytes], ...]
 
 
-def to_grpc_code(code: Code) -> grpc.StatusCode:
-    """Return the gRPC status of the same name."""
-    return grpc.StatusCode[code.value]
-
-
 def to_status(
     error: ForerunError, retry_after_us: int | None = None, server_fingerprint: bytes = b""
 ) -> Status:
@@ -96,7 +91,7 @@ def to_status(
         server_fingerprint=server_fingerprint,
     )
     metadata = ((DETAIL_KEY, message.SerializeToString()),)
-    return Status(to_grpc_code(error.code), str(error)[:MAX_MESSAGE_CHARS], metadata)
+    return Status(grpc.StatusCode[error.code.value], str(error)[:MAX_MESSAGE_CHARS], metadata)
 
 
 def to_error(error: grpc.aio.AioRpcError) -> ForerunError:

@@ -52,7 +52,7 @@ class GivenText(ProposalSource):
         self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
     ) -> None:
         """Grow as `TokenSource.grow`; doubtful nodes, too."""
-        grow_guesses(tree, self, last, room, from_tip=from_tip)
+        grow_guesses(tree, self.guess, last, room, from_tip=from_tip)
 
     def learn(self, node: int, token: int) -> None:
         """Learn from a token that the target wrote, and follow it in the given text."""

@@ -68,11 +68,6 @@ def test_chances_fall_with_the_scores_and_sum_to_one_with_all_others(
     assert total == pytest.approx(1.0, abs=(len(ranked) + rest) * math.exp(MIN_LOGPROB) + 1e-9)
 
 
-def test_after_a_text_of_full_information_only_the_spread_between_texts_is_left() -> None:
-    """Two numbers around one mean, both known: of the mean half is known from the first."""
-    assert BetaPrior(spread=0.3, doubt=0.3).after(1e12).doubt == pytest.approx(0.3 / math.sqrt(2))
-
-
 def test_doubt_never_ends_but_what_was_known_stays_known() -> None:
     guess = BetaPrior(spread=0.3, doubt=0.5)
     for _ in range(1000):

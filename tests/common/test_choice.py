@@ -19,7 +19,6 @@ from common.choice import (
     Choice,
     History,
     adjust,
-    adjustments,
     choose,
     process_logits,
     rank,
@@ -312,7 +311,6 @@ def test_penalties_demand_their_tokens() -> None:
         choose(np.zeros(3, np.float32), params, 0)
     with wording.raises(LocalError):
         choose(np.zeros(3, np.float32), params, 0, np.empty(0, np.int32), np.array([3], np.int32))
-    assert adjustments(SamplingParams(), None, None, 3) is None
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-39, 1e-300, 5e-324])

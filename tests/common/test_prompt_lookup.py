@@ -265,7 +265,7 @@ def guessed(tree: SpeculationTree) -> list[int]:
 def test_guesses_hang_below_the_tip_with_their_promise() -> None:
     text = (1, 2, 3, 4, 9, 1, 2)
     tree = SpeculationTree(text)
-    grow_guesses(tree, PromptLookup(text), last_position=30, most=2)
+    grow_guesses(tree, PromptLookup(text).guess, last_position=30, most=2)
     assert guessed(tree) == [3, 4]
     first, second = tree.speculative()
     assert second.path_logprob == pytest.approx(first.logprob + second.logprob)
@@ -276,7 +276,7 @@ def test_guesses_go_on_where_the_likeliest_path_ends() -> None:
     tree = SpeculationTree(text)
     drafted = tree.grow(tree.tip, 2, -0.1)
     tree.grow(tree.tip, 5, -3.0)
-    grow_guesses(tree, PromptLookup(text), last_position=30, most=1)
+    grow_guesses(tree, PromptLookup(text).guess, last_position=30, most=1)
     assert [tree.live[child].token for child in drafted.children.values()] == [3]
     assert [node.token for node in tree.likeliest_path()] == [2, 3]
 
@@ -286,5 +286,5 @@ def test_no_guess_lies_where_it_could_save_nothing() -> None:
     text = (1, 2, 3, 1, 2)
     for last, count in ((4, 0), (5, 0), (6, 1), (7, 2)):
         tree = SpeculationTree(text)
-        grow_guesses(tree, PromptLookup(text), last, most=8)
+        grow_guesses(tree, PromptLookup(text).guess, last, most=8)
         assert tree.num_speculative == count

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from common.errors import Code, LocalError, PeerError
-from common.tree import DEAD, Committed, Node, Place, SpeculationTree
+from common.tree import Committed, Node, Place, SpeculationTree
 from tests import wording
 
 TOKENS = st.integers(0, 3)
@@ -109,30 +109,6 @@ def test_worth_counts_from_the_tip_of_either_side() -> None:
 
 
 # Late nodes ---------------------------------------------------------------------------------------------
-
-
-def test_a_late_node_that_agrees_is_folded_and_its_child_hangs_at_the_tip() -> None:
-    tree = SpeculationTree((9,))
-    tree.advance(1)
-    tree.advance(2)
-    first = tree.attach(Committed(0), 1, -0.5)
-    assert first == Committed(1)
-    second = tree.attach(first, 2, -0.5)
-    assert second == Committed(2)
-    third = tree.attach(second, 3, -0.5)
-    assert isinstance(third, Node)
-    assert third.parent == tree.tip.id
-    assert (tree.counts.folded, tree.counts.grown) == (2, 1)
-
-
-def test_a_late_node_that_disagrees_is_dead_and_so_is_all_below_it() -> None:
-    tree = SpeculationTree((9,))
-    tree.advance(1)
-    place = tree.attach(Committed(0), 4, -0.5)
-    assert place is DEAD
-    assert tree.attach(place, 5, -0.5) is DEAD
-    assert tree.counts.late == 2
-    assert tree.num_speculative == 0
 
 
 @pytest.mark.parametrize("position", [-1, 3])

@@ -96,16 +96,6 @@ def test_plain_candidates_are_the_likeliest_without_noise(num_vocab: int, params
         np.testing.assert_allclose(differences, scores[best] - scores[best[0]], atol=1e-5)
 
 
-def test_the_noise_is_back_for_the_next_text() -> None:
-    ranker, row = Ranker(64, 5), [row_at(0)]
-    logits, params = random_logits(1, 64), SamplingParams(temperature=1.0, seed=3)
-    ranker.start(params, PROMPT, plain=9)
-    assert len(ranker.rank(logits.copy(), row, PROMPT)[0].tokens) == 9
-    ranker.start(params, PROMPT)
-    again = ranker.rank(logits.copy(), row, PROMPT)
-    assert again == ranked(logits, params, num_candidates=5)
-
-
 @pytest.mark.parametrize(
     "params",
     [
