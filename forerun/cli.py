@@ -32,7 +32,7 @@ COMMANDS = {
     "models": "forerun.commands.models",
     "heads": "training.heads",
     "judge": "training.judge",
-    "index": "forerun.commands.index",
+    "index": "schemes.drafters.command",
     "link": "forerun.commands.simulate:add_link",
     "record": "training.record",
     "fit": "training.fit",

@@ -13,9 +13,10 @@ from typing import Any
 from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
+from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
 from edge_client.settings import load_config
-from forerun.options import ConfigOption, JsonOption, files_read
-from forerun.terminal import note
+from edge_client.texts.index_file import SUFFIX, read_index
+from schemes.drafters.file_index import build, place_of
 
 NAME = re.compile(r"\w[\w.-]*")
 
@@ -31,9 +32,12 @@ out. The index is a file on this device, readable by its owner alone; remove the
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexOptions(ConfigOption, JsonOption):
+class IndexOptions:
     """Declares what is indexed. Raises `UserError` for options that conflict."""
 
+    system: bool = setting(False, "use the daemon of the whole machine, not this user's")
+    config: Path | None = setting(None, "the only file read (see `forerun edge config path`)", "FILE")
+    json: bool = setting(False, "print JSON instead of text")
     sources: tuple[str, ...] = setting(
         (), "folders and files (default: update all)", "PATH", nargs="*", is_argument=True
     )
@@ -48,6 +52,11 @@ class IndexOptions(ConfigOption, JsonOption):
         if missing := next((each for each in self.sources if not Path(each).exists()), None):
             raise UserError(f"there is nothing at {missing} to index")
 
+    @property
+    def paths(self) -> EdgePaths:
+        """Return the files of the chosen daemon."""
+        return SYSTEM if self.system else find_paths(os.environ)
+
 
 def add_parser(commands: Any) -> None:
     words = "index your files, so that the device proposes what stands there"
@@ -58,7 +67,6 @@ def _run(options: IndexOptions) -> int:
     from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaModel, LlamaSettings
     from common.vocabulary import Vocabulary
-    from schemes.drafters import file_index
 
     if not (wanted := _wanted(options)):
         raise UserError("there is no index to update; name a folder or file to index")
@@ -68,8 +76,7 @@ def _run(options: IndexOptions) -> int:
         fingerprint = Vocabulary(words.token_table()).fingerprint
         for path, roots in wanted.items():
             began = time.monotonic()
-            note(f"reading the files of {path.stem}")
-            num_left_out = file_index.build(path, roots, words, fingerprint)
+            num_left_out = build(path, roots, words, fingerprint)
             seconds = round(time.monotonic() - began, 2)
             made = {**_about(path), "num_left_out": num_left_out, "seconds": seconds}
             print(json.dumps(made) if options.json else _in_words(made))
@@ -78,9 +85,6 @@ def _run(options: IndexOptions) -> int:
 
 def _wanted(options: IndexOptions) -> dict[Path, list[str]]:
     """Return the indexes to make and the absolute paths of their sources: the given one, or all there are."""
-    from edge_client.texts.index_file import SUFFIX, read_index
-    from schemes.drafters.file_index import place_of
-
     folder = options.paths.indexes
     if not options.sources:
         return {path: read_index(path).about["roots"] for path in sorted(folder.glob(f"*{SUFFIX}"))}
@@ -89,15 +93,14 @@ def _wanted(options: IndexOptions) -> dict[Path, list[str]]:
 
 
 def _daemons_draft(options: IndexOptions) -> str:
-    config = load_config({}, os.environ, files_read(options.config, options.paths)).config
+    usual = [path for path in options.paths.config_files if path.is_file()]
+    config = load_config({}, os.environ, usual if options.config is None else [options.config]).config
     if not config.draft.model:
         raise UserError("no draft model is named, whose tokenizer is needed; give --draft FILE")
     return config.draft.model
 
 
 def _about(path: Path) -> dict[str, Any]:
-    from edge_client.texts.index_file import read_index
-
     index = read_index(path)
     return {
         "name": path.stem,
