@@ -72,12 +72,10 @@ UNFORCED = {"name": "forerun-unforced", "lark_grammar": '%llguidance {"no_forcin
 """A grammar without references. In a list of grammars its options apply to all."""
 
 
-def json_schema_grammar(schema: str | dict[str, Any]) -> str:
+def json_schema_grammar(schema: dict[str, Any]) -> str:
     """Return the grammar of the texts that match a JSON schema, with `WHITE_SPACE` between their parts unless
-    the schema's `x-guidance` sets another pattern. Raises `UserError` for a schema that is invalid JSON or
-    not supported by llguidance."""
-    if isinstance(schema, str):
-        schema = _json(schema, "the JSON schema")
+    the schema's `x-guidance` sets another pattern. Raises `UserError` for a schema that llguidance does not
+    support."""
     try:
         grammar = matcher_class().grammar_from_json_schema(
             schema, defaults={"whitespace_pattern": WHITE_SPACE}
@@ -123,19 +121,13 @@ def checked(grammar: str) -> str:
 def unforced(grammar: str) -> str:
     """Return the grammar with forcing off (see the package), as it is compiled. Raises `UserError` for JSON
     without a list of grammars."""
-    is_json = grammar.lstrip().startswith("{")
-    told = _json(grammar, "the grammar") if is_json else {"grammars": [{"lark_grammar": grammar}]}
+    if not grammar.lstrip().startswith("{"):
+        return json.dumps({"grammars": [{"lark_grammar": grammar}, UNFORCED]})
+    try:
+        told = json.loads(grammar)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the grammar is not valid JSON: {error}") from error
     listed = told.get("grammars")
     if not isinstance(listed, list) or not listed:
         raise UserError("the grammar is JSON without a list of grammars; see llguidance's grammar_from_*")
     return json.dumps({**told, "grammars": [*listed, UNFORCED]})
-
-
-def _json(text: str, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{what} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{what} is {type(value).__name__} in JSON; it must be an object")
-    return value

@@ -31,7 +31,7 @@ from edge_client.formats.api_error import ApiError, api_error, log_refusal, stop
 from edge_client.formats.dialect import Dialect
 from edge_client.formats.dialects import DIALECTS, error_body
 from edge_client.formats.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
-from edge_client.formats.json_text import has_half, well_formed
+from edge_client.formats.json_text import well_formed
 from edge_client.formats.openai import read_chat
 from edge_client.formats.responses import Responses
 from edge_client.texts.resume import Journal, ReplayStream
@@ -43,11 +43,8 @@ CLIENT_GONE = 499
 """nginx' status of a request whose client went away, for logs only."""
 
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
-"""Matches JSON's escape of half a surrogate pair. Two halves in a row are one character."""
-
-CONVERSATION = ("messages", "input")
-"""Fields with a conversation so far. Halves in them become U+FFFD: nobody can mend what a model or a tool has
-written, and a conversation with a half would be refused for ever."""
+"""Matches JSON's escape of half a surrogate pair. Two halves in a row are one character, one alone becomes
+U+FFFD: nobody can mend what a model or a tool has written, and its conversation would be refused for ever."""
 
 UNSUPPORTED = {
     "use /v1/completions": ("/completion",),
@@ -392,12 +389,8 @@ async def _body(request: Request) -> dict[str, Any]:
     if is_too_deep(body):
         words = f"the body is nested too deeply: at most {MAX_DEPTH} lists and objects within each other"
         raise ApiError(400, words, code="invalid_json")
-    if HALF_A_PAIR.search(text):
-        body |= {name: well_formed(body[name]) for name in CONVERSATION if name in body}
-        if has_half(json.dumps(body, ensure_ascii=False)):
-            words = "the body holds half a surrogate pair (\\ud800 to \\udfff); send whole characters"
-            raise ApiError(400, words, code="invalid_json")
-    return body
+    whole: dict[str, Any] = well_formed(body) if HALF_A_PAIR.search(text) else body
+    return whole
 
 
 def _conversation(request: Request) -> str:

@@ -108,28 +108,21 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
 def test_each_kind_is_made_and_can_be_compiled() -> None:
     made = (
         json_schema_grammar({"type": "integer"}),
-        json_schema_grammar('{"type": "integer"}'),
         json_object_grammar(),
         regex_grammar("a+"),
         lark_grammar('start: "a"'),
     )
     assert [checked(grammar) for grammar in made] == list(made)
-    assert made[0] == made[1]
 
 
 def test_a_bad_grammar_has_the_message_of_the_library() -> None:
-    with wording.raises(UserError):
-        json_schema_grammar({"type": "intger"})
+    for schema in ({"type": "intger"}, {"default": -9223372036854775809}):
+        with wording.raises(UserError):
+            json_schema_grammar(schema)
     with wording.raises(UserError):
         regex_grammar("(")
     with wording.raises(UserError):
         lark_grammar("start: missing")
-
-
-@pytest.mark.parametrize("schema", ["{", "[1]", "[" * 100_000, '{"default": -9223372036854775809}'])
-def test_a_schema_that_is_no_object_is_refused(schema: str) -> None:
-    with wording.raises(UserError):
-        json_schema_grammar(schema)
 
 
 @pytest.mark.parametrize("grammar", ["{}", '{"grammars": []}', '{"grammars": 3}', "{grammars", '{"a": 1}'])
