@@ -32,7 +32,6 @@ ALLOWED = {
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
         edge_client.fleet.mqtt._password forerun.commands.chat._plain_line forerun.options.read_prompt
-        simulator.proxy.cli._read_script
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
         forerun.rig.json_lines training.doctest_child.main forerun.rig.RigProcess.read""",

@@ -5,12 +5,12 @@ Its faults are a set of *toxics*, in the words and units of toxiproxy (ms, KB/s)
 direction (*upstream*, client to server, or *downstream*). It needs no root and works under anything that
 speaks TCP.
 
-    from simulator.proxy import Bandwidth, Link, LinkDirection, Timeout, rtt
+    from simulator.proxy import Bandwidth, Hold, Link, LinkDirection, rtt
 
     async with Link.to("127.0.0.1:50051", *rtt(60, jitter=10), seed=7) as link:
         client = connect(str(link.address))                      # a round trip now takes 60 +- 10 ms more
         link.set_toxic(Bandwidth(200, stream=LinkDirection.UPSTREAM))  # 200 KB/s for what the client sends
-        link.add_toxic(Timeout(0, name="tunnel"))                # nothing comes back any more ...
+        link.add_toxic(Hold(name="tunnel"))                      # nothing comes back any more ...
         link.remove_toxic("tunnel")                              # ... and now it does, nothing lost
         await link.disable()                                     # new connections are refused
         link.cut()                                               # open ones are reset
@@ -25,10 +25,10 @@ full lane slows its sender down; the same seed and the same chunks give the same
 the delays begin after it).
 
 The parts, from the pure to the driver: `toxics` (possible faults), `lane` (when a chunk leaves),
-`connection` (sockets and a sharp timer), `link` (the proxy), `script` (timed changes), `cli`.
+`connection` (sockets and a sharp timer), `fault_link` (the proxy), `cli`.
 """
 
 from simulator.proxy.fault_link import Link
-from simulator.proxy.toxics import Bandwidth, LinkDirection, Timeout, Toxic, both_ways, rtt
+from simulator.proxy.toxics import Bandwidth, Hold, LinkDirection, Toxic, both_ways, rtt
 
-__all__ = ["Bandwidth", "Link", "LinkDirection", "Timeout", "Toxic", "both_ways", "rtt"]
+__all__ = ["Bandwidth", "Hold", "Link", "LinkDirection", "Toxic", "both_ways", "rtt"]

@@ -3,27 +3,14 @@
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from simulator.proxy.connection import Address, LinkSettings
 from simulator.proxy.fault_link import Link
-from simulator.proxy.script import Change, parse_script, play
-from simulator.proxy.toxics import (
-    Bandwidth,
-    Latency,
-    LinkError,
-    ScriptError,
-    SettingsError,
-    Toxic,
-    both_ways,
-    rtt,
-    toxic_from_json,
-)
+from simulator.proxy.toxics import Bandwidth, Latency, LinkError, SettingsError, Toxic, both_ways, rtt
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +21,6 @@ On Ctrl-C or SIGTERM it prints how many bytes went each way and ends.
 examples:
   # a server on port 50051, seen over a 60 ms round trip and 2 MB/s
   {prog} --upstream 127.0.0.1:50051 --rtt 60 --rate 2000
-  # a phone in a train: see the script's format with  python -c "import simulator.proxy.script as s; help(s)"
-  {prog} --listen 127.0.0.1:6000 --upstream 127.0.0.1:50051 --rtt 80 --jitter 20 --script train.json
-  # a slow uplink only
-  {prog} --upstream 127.0.0.1:50051 \\
-      --toxic '{"type": "bandwidth", "stream": "upstream", "attributes": {"rate": 100}}'
-
-toxics (one direction each, "stream": "upstream" or "downstream"): latency (latency, jitter, correlation),
-bandwidth (rate), slow_close (delay), timeout (timeout), reset_peer (timeout), limit_data (bytes).
 Times are in ms, rates in KB/s of 1000 bytes.
 """
 
@@ -72,24 +51,8 @@ def make_parser(prog: str = "python -m simulator.proxy") -> argparse.ArgumentPar
     option(
         "--jitter", type=float, default=0.0, metavar="MS", help="uniform jitter +- MS of --latency or --rtt"
     )
-    option("--correlation", type=float, default=0.0, metavar="0..1", help="correlation of successive jitters")
     option("--rate", type=float, metavar="KB/s", help="bandwidth of each direction (default: unlimited)")
-    option(
-        "--toxic",
-        action="append",
-        default=[],
-        metavar="JSON",
-        help="a toxic in toxiproxy's JSON; repeatable",
-    )
-    option(
-        "--seed", type=int, default=0, metavar="N", help="seed of jitter and toxicity (default: %(default)s)"
-    )
-    option(
-        "--script",
-        type=Path,
-        metavar="FILE",
-        help="JSON list of timed changes; 0 is when the link begins to listen",
-    )
+    option("--seed", type=int, default=0, metavar="N", help="seed of jitter (default: %(default)s)")
     option("--verbose", action="store_true", help="log each connection on standard error")
     return parser
 
@@ -99,14 +62,14 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m simulator.
     parser = make_parser(prog)
     options = parser.parse_args(argv)
     try:
-        link, script = make_link(options), _read_script(options.script)
+        link = make_link(options)
     except LinkError as error:
         parser.error(str(error))
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO, format="%(name)s %(message)s"
     )
     try:
-        asyncio.run(_serve(link, script))
+        asyncio.run(_serve(link))
     except SettingsError as error:  # the address is taken
         parser.error(str(error))
     except KeyboardInterrupt:  # only where signal handlers cannot be set
@@ -118,53 +81,27 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m simulator.
 def make_link(options: argparse.Namespace) -> Link:
     """Return the link that parsed options describe. Raises `SettingsError`."""
     settings = LinkSettings(Address.parse(options.upstream), Address.parse(options.listen), options.seed)
-    return Link(settings, [*_delay(options), *_rate(options), *map(_toxic, options.toxic)])
+    return Link(settings, [*_delay(options), *_rate(options)])
 
 
 def _delay(options: argparse.Namespace) -> Sequence[Toxic]:
-    shape = {"jitter": options.jitter, "correlation": options.correlation}
     if options.rtt is not None:
-        return rtt(options.rtt, **shape)
+        return rtt(options.rtt, jitter=options.jitter)
     if options.latency is None and not options.jitter:
         return ()
-    return both_ways(Latency(options.latency or 0.0, **shape))
+    return both_ways(Latency(options.latency or 0.0, jitter=options.jitter))
 
 
 def _rate(options: argparse.Namespace) -> Sequence[Toxic]:
     return () if options.rate is None else both_ways(Bandwidth(options.rate))
 
 
-def _toxic(text: str) -> Toxic:
-    try:
-        return toxic_from_json(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise SettingsError(f"--toxic {text!r} is not JSON: {error}") from None
-
-
-def _read_script(path: Path | None) -> tuple[Change, ...]:
-    try:
-        return () if path is None else parse_script(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScriptError(f"the script cannot be read: {error}") from None
-
-
-async def _serve(link: Link, script: Sequence[Change]) -> None:
+async def _serve(link: Link) -> None:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(NotImplementedError):  # Windows; Ctrl-C is a KeyboardInterrupt there
-            loop.add_signal_handler(number, stop.set)
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with link:
         sys.stdout.write(f"listening on {link.address}\n")
         sys.stdout.flush()
-        following = loop.create_task(_follow(script, link, stop))
-        stopping = loop.create_task(stop.wait())
-        await asyncio.wait([following, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()  # raises what the script's changes ran into
-        following.cancel()
-
-
-async def _follow(script: Sequence[Change], link: Link, stop: asyncio.Event) -> None:
-    await play(script, link)
-    await stop.wait()
+        await stop.wait()

@@ -16,8 +16,6 @@ from typing import assert_never
 from simulator.proxy.lane import (
     MAX_FLYING,
     MAX_QUEUED,
-    NEVER,
-    CloseChunk,
     Deliver,
     HalfClose,
     Lane,
@@ -61,7 +59,7 @@ class LinkSettings:
 
     upstream: Address  # the server that clients are led to
     listen: Address = Address("127.0.0.1", 0)  # loopback: a link has no access control
-    seed: int = 0  # of jitter and toxicity
+    seed: int = 0  # of jitter
     max_queued: int = MAX_QUEUED  # bytes per lane
     max_flying: int = MAX_FLYING  # bytes per lane
     connect_time: float = 10.0  # seconds to reach the server in
@@ -379,8 +377,8 @@ class ProxiedConnection:
                 self._carry_out(stream, output)
         if self._alarm and not self._ending:
             self._set_reading()
-            at = min(NEVER if lane.next_at is None else lane.next_at for lane in self._lanes.values())
-            self._alarm.set(None if at == NEVER else at)
+            times = [at for lane in self._lanes.values() if (at := lane.next_at) is not None]
+            self._alarm.set(min(times, default=None))
 
     def _carry_out(self, stream: LinkDirection, output: Output) -> None:
         match output:
@@ -388,8 +386,6 @@ class ProxiedConnection:
                 self._sink(stream).write(data)
             case HalfClose():
                 self._half_close(stream)
-            case CloseChunk():
-                self.end(reset=False)
             case Reset():
                 self.end(reset=True)
             case _:

@@ -155,9 +155,9 @@ class Link:
         del self._toxics[name]
         self._apply()
 
-    def rtt(self, rtt: float, *, jitter: float = 0.0, correlation: float = 0.0) -> None:
+    def rtt(self, rtt: float, *, jitter: float = 0.0) -> None:
         """Add `rtt` +- `jitter` ms to the round trip, half on each direction; replaces an earlier call's."""
-        self.set_toxic(*toxics_.rtt(rtt, jitter=jitter, correlation=correlation))
+        self.set_toxic(*toxics_.rtt(rtt, jitter=jitter))
 
     # Inside
 

@@ -10,18 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
 
-from simulator.proxy.toxics import (
-    Bandwidth,
-    Latency,
-    LimitData,
-    LinkDirection,
-    ResetPeer,
-    SlowClose,
-    Timeout,
-    Toxic,
-)
-
-NEVER = float("inf")
+from simulator.proxy.toxics import Bandwidth, Hold, Latency, LinkDirection, Toxic
 
 
 @dataclass(frozen=True)
@@ -37,16 +26,11 @@ class HalfClose:
 
 
 @dataclass(frozen=True)
-class CloseChunk:
-    """Close both sockets of the connection, in order. Nothing comes after it."""
-
-
-@dataclass(frozen=True)
 class Reset:
     """Reset both sockets of the connection. Nothing comes after it."""
 
 
-Output = Deliver | HalfClose | CloseChunk | Reset
+Output = Deliver | HalfClose | Reset
 
 
 MAX_QUEUED = 64 * 1024
@@ -60,32 +44,6 @@ MAX_FLYING = 16 * 1024 * 1024
 class _Timed:
     at: float  # when it arrived or when it leaves
     output: Output
-
-
-class _Jitter:
-    """The deviations of one latency toxic on one lane: seeded, kept across updates of the toxic."""
-
-    def __init__(self, seed: str) -> None:
-        self._random = Random(seed)
-        self._last: float | None = None
-
-    def delay_time(self, toxic: Latency) -> float:
-        """Return the delay of the next piece, seconds. Mixes deviations as tc-netem does, in -1..1."""
-        if toxic.jitter == 0:
-            return toxic.delay_time(0.0)
-        fresh = self._random.uniform(-1.0, 1.0)
-        keep = 0.0 if self._last is None else toxic.correlation
-        self._last = keep * (self._last or 0.0) + (1 - keep) * fresh
-        return toxic.delay_time(self._last)
-
-
-@dataclass(frozen=True)
-class _Active:
-    """A toxic that applies to this lane, and where the lane stood when it began to."""
-
-    toxic: Toxic
-    since: float
-    num_bytes_left: int
 
 
 class Lane:
@@ -113,14 +71,12 @@ class Lane:
         self._flying: deque[_Timed] = deque()
         self._num_waiting = 0  # bytes
         self._num_flying = 0  # bytes
-        self._num_left = 0  # bytes
         self._wire_free_at = now
         self._last_leaves_at = now
         self._source_ended = False
         self._ended = False
-        self._jitters: dict[str, _Jitter] = {}
-        self._active: dict[str, _Active] = {}
-        self._compile(toxics, now)
+        self._jitters: dict[str, Random] = {}  # by toxic, kept when it changes
+        self._compile(toxics)
 
     # What the sender did
 
@@ -132,7 +88,7 @@ class Lane:
         self._num_waiting += len(data)
 
     def on_eof(self, now: float) -> None:
-        """Note the end of the sender's data. The end follows the data, `slow_close` later. Next: `leave`."""
+        """Note the end of the sender's data. The end follows the data. Next: `leave`."""
         self._end_source(HalfClose(), now)
 
     def on_reset(self, now: float) -> None:
@@ -149,38 +105,13 @@ class Lane:
     def on_toxics(self, toxics: Iterable[Toxic], now: float) -> None:
         """Apply these toxics from now on; data that crossed the wire keeps its time. Next: `leave`."""
         self._advance(now)
-        self._compile(toxics, now)
+        self._compile(toxics)
 
-    def _compile(self, toxics: Iterable[Toxic], now: float) -> None:
-        previous, self._active = self._active, {}
-        for toxic in toxics:
-            if toxic.stream is self._stream and toxic.applies(self._seed, self._connection):
-                new = _Active(toxic, now, self._num_left)
-                old = previous.get(toxic.name, new)
-                self._active[toxic.name] = old if old.toxic == toxic else new
-        kinds = [active.toxic for active in self._active.values()]
-        self._latencies = [toxic for toxic in kinds if isinstance(toxic, Latency)]
-        self._wire = min((t for t in kinds if isinstance(t, Bandwidth)), key=lambda t: t.rate, default=None)
-        self._close_delay = sum(toxic.delay for toxic in kinds if isinstance(toxic, SlowClose)) / 1000
-        self._held = any(isinstance(toxic, Timeout) for toxic in kinds)
-        self._close_at, self._reset_at = self._ends_at(Timeout), self._ends_at(ResetPeer)
-        self._limit = self._byte_limit()
-
-    def _ends_at(self, kind: type[Timeout] | type[ResetPeer]) -> float:
-        ends = [
-            active.since + active.toxic.timeout / 1000
-            for active in self._active.values()
-            if isinstance(active.toxic, kind) and (active.toxic.timeout > 0 or kind is ResetPeer)
-        ]
-        return min(ends, default=NEVER)
-
-    def _byte_limit(self) -> float:
-        limits = [
-            active.num_bytes_left + active.toxic.bytes
-            for active in self._active.values()
-            if isinstance(active.toxic, LimitData)
-        ]
-        return min(limits, default=NEVER)
+    def _compile(self, toxics: Iterable[Toxic]) -> None:
+        own = [toxic for toxic in toxics if toxic.stream is self._stream]
+        self._latencies = [toxic for toxic in own if isinstance(toxic, Latency)]
+        self._wire = min((t for t in own if isinstance(t, Bandwidth)), key=lambda t: t.rate, default=None)
+        self._held = any(isinstance(toxic, Hold) for toxic in own)
 
     # What the driver asks
 
@@ -189,12 +120,9 @@ class Lane:
         """Return when `leave` is due, in seconds; `None` while only an input can change anything."""
         if self._ended:
             return None
-        at = min(self._close_at, self._reset_at)
-        if self._waiting:
-            at = min(at, max(self._wire_free_at, self._waiting[0].at))
-        if self._flying and not self._held:
-            at = min(at, self._flying[0].at)
-        return None if at == NEVER else at
+        times = [max(self._wire_free_at, self._waiting[0].at)] if self._waiting else []
+        times += [self._flying[0].at] if self._flying and not self._held else []
+        return min(times, default=None)
 
     @property
     def wants_data(self) -> bool:
@@ -204,15 +132,15 @@ class Lane:
 
     def leave(self, now: float) -> list[Output]:
         """Return what leaves by `now`, in order. A late call delays data and never changes it."""
-        if self._ended:
-            return []
         self._advance(now)
-        until = min(now, self._close_at, self._reset_at)
         outputs: list[Output] = []
-        while self._flying and not self._held and self._flying[0].at <= until:
-            outputs += self._land(self._flying.popleft().output)
-        if min(self._close_at, self._reset_at) <= now:
-            outputs.append(self._end(Reset() if self._reset_at <= self._close_at else CloseChunk()))
+        while self._flying and not self._held and self._flying[0].at <= now:
+            output = self._flying.popleft().output
+            outputs.append(output)
+            if isinstance(output, Deliver):
+                self._num_flying -= len(output.data)
+            elif isinstance(output, Reset):
+                self._end()
         return outputs
 
     # Inside
@@ -242,34 +170,18 @@ class Lane:
         self._wire_free_at = starts_at + (self._wire.serialise_time(size) if self._wire else 0.0)
         leaves_at = self._wire_free_at + sum(self._delay_time(toxic) for toxic in self._latencies)
         self._last_leaves_at = max(self._last_leaves_at, leaves_at)  # TCP keeps order: a late one holds up
-        if isinstance(output, HalfClose):
-            self._last_leaves_at += self._close_delay
         self._flying.append(_Timed(self._last_leaves_at, output))
         self._num_flying += size
 
     def _delay_time(self, toxic: Latency) -> float:
         if toxic.name not in self._jitters:
             seed = f"{self._seed}/{self._connection}/{self._stream}/{toxic.name}"
-            self._jitters[toxic.name] = _Jitter(seed)
-        return self._jitters[toxic.name].delay_time(toxic)
+            self._jitters[toxic.name] = Random(seed)
+        deviation = self._jitters[toxic.name].uniform(-1.0, 1.0) if toxic.jitter else 0.0
+        return toxic.delay_time(deviation)
 
-    def _land(self, output: Output) -> list[Output]:
-        if isinstance(output, Deliver):
-            return self._land_data(output)
-        return [self._end(output) if isinstance(output, Reset) else output]
-
-    def _land_data(self, output: Deliver) -> list[Output]:
-        self._num_flying -= len(output.data)
-        room = self._limit - self._num_left
-        kept = output if len(output.data) <= room else Deliver(output.data[: max(0, int(room))])
-        self._num_left += len(kept.data)
-        outputs: list[Output] = [kept] if kept.data else []
-        return [*outputs, self._end(CloseChunk())] if self._num_left >= self._limit else outputs
-
-    def _end(self, output: Output) -> Output:
+    def _end(self) -> None:
         self._ended = True
-        self._close_at = self._reset_at = NEVER
         self._waiting.clear()
         self._flying.clear()
         self._num_waiting = self._num_flying = 0
-        return output

@@ -24,7 +24,7 @@ from edge_client.core.effects import (
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
-from simulator.proxy import Link, Timeout, both_ways, rtt
+from simulator.proxy import Hold, Link, both_ways, rtt
 from tests.support.drafter_thread import DrafterThread
 from tests.support.sleeping import SleepingChannel
 from tests.support.tiny import EOS, VOCABULARY, complete, generation, running
@@ -171,7 +171,7 @@ async def test_a_stream_that_falls_silent_is_found_by_asking() -> None:
                 case Emit():
                     tokens += shown.tokens
                     if len(tokens) >= 20 and not run.session.stats.resumes and not frozen(link):
-                        for toxic in both_ways(Timeout(0)):
+                        for toxic in both_ways(Hold()):
                             link.add_toxic(toxic)
                 case ChangeMode() if shown.standing.mode is Mode.WAITING:
                     for name in frozen(link):
@@ -181,7 +181,7 @@ async def test_a_stream_that_falls_silent_is_found_by_asking() -> None:
 
 
 def frozen(link: Link) -> list[str]:
-    return [toxic.name for toxic in link.toxics if isinstance(toxic, Timeout)]
+    return [toxic.name for toxic in link.toxics if isinstance(toxic, Hold)]
 
 
 async def test_an_edge_that_goes_away_leaves_nothing_behind() -> None:

@@ -16,7 +16,7 @@ from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port
 from lab.demo_models import TARGET_DIR
-from simulator.proxy import Link, Timeout, both_ways
+from simulator.proxy import Hold, Link, both_ways
 
 DRAIN_TIME = 2
 """Seconds that a verifier which drains waits for its sessions."""
@@ -53,9 +53,9 @@ class Side:
         """Let the link swallow everything, or end that fault."""
         self.held["hole"] += by
         if self.held["hole"] == 1 and by > 0:
-            self.link.set_toxic(*both_ways(Timeout(0)))
+            self.link.set_toxic(*both_ways(Hold()))
         elif not self.held["hole"]:
-            for toxic in both_ways(Timeout(0)):
+            for toxic in both_ways(Hold()):
                 self.link.remove_toxic(toxic.name)
 
     def slower(self, by: int) -> None:

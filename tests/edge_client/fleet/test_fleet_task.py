@@ -164,7 +164,7 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
 ) -> None:
     from edge_client.fleet import mqtt
     from simulator.proxy.fault_link import Link
-    from simulator.proxy.toxics import Timeout
+    from simulator.proxy.toxics import Hold, both_ways
 
     monkeypatch.setattr(mqtt, "TIMEOUT", 0.3)
     daemon = Daemon()
@@ -173,7 +173,7 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
         world.device(daemon, broker=f"mqtt://127.0.0.1:{link.address.port}") as fleet,
     ):
         await until(lambda: fleet.status()["connected"])
-        link.set_toxic(Timeout(0, stream="upstream"), Timeout(0))  # type: ignore[arg-type]
+        link.set_toxic(*both_ways(Hold()))
         daemon.state = daemon.state | {"draft": "other"}
         fleet.wake()
         await until(lambda: fleet.status()["error"])  # the event loop lives all the while

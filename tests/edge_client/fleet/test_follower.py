@@ -16,7 +16,7 @@ from edge_client.api.endpoints import TextEndpoints
 from edge_client.core.effects import Fallback
 from edge_client.fleet.document import Kill, report
 from edge_client.settings import FLEET_MAY_SET, load_config
-from simulator.proxy import Link, Timeout
+from simulator.proxy import Hold, Link
 from tests.edge_client.api.world import World, alone, world
 from tests.edge_client.fleet.broker import broker, until
 
@@ -172,7 +172,7 @@ async def test_whatever_the_broker_does_texts_are_written(tmp_path: Path, troubl
                 if trouble == "dies":
                     found_broker.kill()
                 elif trouble == "swallows everything":
-                    way.add_toxic(Timeout(0, name="black hole"))
+                    way.add_toxic(Hold(name="black hole"))
                 for seed in range(4):
                     body = await found.chat(max_tokens=30, ignore_eos=True, temperature=1.0, seed=seed)
                     expected = alone(max_tokens=30, ignore_eos=True, temperature=1.0, seed=seed)

@@ -26,7 +26,7 @@ from edge_client.network import verifiers as module
 from edge_client.network.addresses import VerifierAddress, parse_address
 from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
-from simulator.proxy import Link, Timeout, both_ways
+from simulator.proxy import Hold, Link, both_ways
 from tests import wording
 from tests.edge_client.odd_verifier import odd_verifier
 from tests.support.drafter_thread import DrafterThread
@@ -119,7 +119,7 @@ def freezing(links: list[Link]) -> Callable[[str], None]:
 
     def freeze(address: str) -> None:
         (link,) = [each for each in links if str(each.address) == address]
-        for toxic in both_ways(Timeout(0)):
+        for toxic in both_ways(Hold()):
             link.add_toxic(toxic)
 
     return freeze
@@ -289,7 +289,7 @@ async def test_the_first_word_is_waited_for_and_no_longer_than_somebody_may_say_
         wording.keep(str(refused))
     async with (
         running() as system,
-        Link.to(system.address, *both_ways(Timeout(0))) as link,
+        Link.to(system.address, *both_ways(Hold())) as link,
         Verifiers([str(link.address)]) as pool,
     ):
         await pool.heard(0.05)

@@ -13,7 +13,7 @@ import pytest
 
 from lab.benchmarks.daemon import Reading, Told, Violation
 from lab.benchmarks.faults.draws import WEIGHTS, DrawnFault, FaultJob, Kind, draw_fault, draw_job
-from lab.benchmarks.faults.run import Board, compare
+from lab.benchmarks.faults.run import compare
 
 if TYPE_CHECKING:
     from simulator.proxy import Link
@@ -104,21 +104,6 @@ def test_rounding_may_change_a_text_of_other_verifiers_but_not_one_that_was_show
         compare(read(WHOLE), WHOLE[:-1], other, exact=False)
 
 
-# Recovery -------------------------------------------------------------------------------------------------
-
-
-def test_a_fault_is_over_when_every_text_that_ran_has_gone_on() -> None:
-    board = Board()
-    board.struck(Kind.RESET, ["a", "b"], 10.0)
-    board.heard("a", 10.5)
-    board.heard("a", 11.0)
-    board.struck(Kind.RESET, [], 11.5)
-    board.heard("b", 12.0)
-    board.heard("b", 13.0)
-    row = board.report()["reset"]
-    assert (row["faults"], row["texts_affected"], row["p50_s"], row["longest_s"]) == (2, 1, 2.0, 2.0)
-
-
 # The run --------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +137,7 @@ class TinyStage:
         await self._stack.aclose()
 
     async def inflict(self, struck: DrawnFault) -> None:
-        from simulator.proxy import Timeout, both_ways
+        from simulator.proxy import Hold, both_ways
 
         link = self.links[struck.side]
         match struck.kind:
@@ -165,7 +150,7 @@ class TinyStage:
                 link.rtt(40.0)
                 self._later(lambda: link.rtt(0.0))
             case Kind.BLACK_HOLE:
-                link.set_toxic(*both_ways(Timeout(0)))
+                link.set_toxic(*both_ways(Hold()))
                 self._later(lambda: self._heal(link))
             case _:
                 await self._daemon.aclose()
@@ -177,9 +162,9 @@ class TinyStage:
             await asyncio.wait(self._tasks)
 
     def _heal(self, link: Link) -> None:
-        from simulator.proxy import Timeout, both_ways
+        from simulator.proxy import Hold, both_ways
 
-        for each in both_ways(Timeout(0)):
+        for each in both_ways(Hold()):
             if each in link.toxics:
                 link.remove_toxic(each.name)
 

@@ -12,7 +12,7 @@ import pytest
 from simulator.proxy import Bandwidth, LinkDirection, rtt
 from simulator.proxy.cli import main, make_link, make_parser
 from simulator.proxy.connection import Address
-from simulator.proxy.toxics import Latency, ResetPeer
+from simulator.proxy.toxics import Latency
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,8 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
         (["--upstream", "nowhere"], "HOST:PORT"),
         (["--upstream", "h:1", "--latency", "-3"], "latency"),
         (["--upstream", "h:1", "--latency", "3", "--rtt", "3"], "not allowed"),
-        (["--upstream", "h:1", "--toxic", "{"], "JSON"),
-        (["--upstream", "h:1", "--script", "/no/such/file"], "script cannot be read"),
     ],
 )
 def test_a_wrong_argument_is_explained(
@@ -38,31 +36,27 @@ def test_a_wrong_argument_is_explained(
 
 
 def test_options_become_toxics() -> None:
-    toxic = '{"type": "reset_peer", "attributes": {"timeout": 9}}'
-    words = ["--upstream", "h:1", "--latency", "30", "--jitter", "5", "--rate", "200", "--toxic", toxic]
+    words = ["--upstream", "h:1", "--latency", "30", "--jitter", "5", "--rate", "200"]
     link = make_link(make_parser().parse_args(words))
     assert link.toxics == (
         Latency(30, jitter=5, stream=LinkDirection.UPSTREAM),
         Latency(30, jitter=5, stream=LinkDirection.DOWNSTREAM),
         Bandwidth(200, stream=LinkDirection.UPSTREAM),
         Bandwidth(200, stream=LinkDirection.DOWNSTREAM),
-        ResetPeer(9),
     )
     assert make_link(make_parser().parse_args(["--upstream", "h:1", "--rtt", "60"])).toxics == rtt(60)
     assert make_link(make_parser().parse_args(["--upstream", "h:1"])).toxics == ()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGTERM")
-async def test_the_command_leads_bytes_through_and_ends_on_sigterm(tmp_path: Path) -> None:
+async def test_the_command_leads_bytes_through_and_ends_on_sigterm() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.readexactly(4)).upper())
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     upstream = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    script = tmp_path / "script.json"
-    script.write_text('[{"at": 0, "do": "rtt", "rtt": 2}]')
-    command = [sys.executable, "-m", "simulator.proxy", "--upstream", upstream, "--script", str(script)]
+    command = [sys.executable, "-m", "simulator.proxy", "--upstream", upstream, "--rtt", "2"]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

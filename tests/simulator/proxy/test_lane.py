@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.proxy import Bandwidth, LinkDirection, Timeout, Toxic
-from simulator.proxy.lane import CloseChunk, Deliver, HalfClose, Lane, Output, Reset
-from simulator.proxy.toxics import Latency, LimitData, ResetPeer, SlowClose
+from simulator.proxy import Bandwidth, Hold, LinkDirection, Toxic
+from simulator.proxy.lane import Deliver, HalfClose, Lane, Output, Reset
+from simulator.proxy.toxics import Latency
 
 Trace = list[tuple[float, Output]]
 
@@ -33,7 +33,7 @@ def delivered(trace: Trace) -> bytes:
     ("toxics", "sent", "left"),
     [
         ((), [(5.0, b"now")], [(5.0, b"now")]),
-        ((Timeout(0, stream=LinkDirection.UPSTREAM),), [(5.0, b"now")], [(5.0, b"now")]),
+        ((Hold(stream=LinkDirection.UPSTREAM),), [(5.0, b"now")], [(5.0, b"now")]),
         ((Latency(30), Latency(20, name="more")), [(1.0, b"x")], [(1.05, b"x")]),
         (
             (Bandwidth(1000), Bandwidth(100, name="narrow")),  # 100 bytes per ms
@@ -57,16 +57,6 @@ def test_chunks_leave_at_their_times(
     assert run(lane) == [(at, Deliver(data)) for at, data in left]
 
 
-def test_a_large_chunk_crosses_a_slow_wire_in_frames() -> None:
-    lane = make_lane(Bandwidth(146))  # 1460 bytes take 10 ms
-    lane.on_data(b"a" * 3000, 0.0)
-    assert [(round(at, 9), len(output.data)) for at, output in run(lane) if isinstance(output, Deliver)] == [
-        (0.01, 1460),
-        (0.02, 1460),
-        (round(0.02 + 80 / 146_000, 9), 80),
-    ]
-
-
 def test_a_late_driver_changes_no_time_that_follows() -> None:
     late, punctual = make_lane(Bandwidth(100), Latency(30)), make_lane(Bandwidth(100), Latency(30))
     for lane in (late, punctual):
@@ -86,55 +76,16 @@ def test_a_change_spares_what_is_in_flight_and_holds_for_what_waits() -> None:
     assert run(lane) == [(1.1, Deliver(b"a" * 1000)), (1.1, Deliver(b"b" * 1000))]
 
 
-def test_slow_close_delays_the_end_only() -> None:
-    lane = make_lane(SlowClose(500), Latency(30))
-    lane.on_data(b"x", 0.0)
-    lane.on_eof(0.0)
-    assert run(lane) == [(0.03, Deliver(b"x")), (0.53, HalfClose())]
-
-
-def test_timeout_0_holds_everything_and_loses_nothing() -> None:
+def test_a_hold_keeps_everything_and_loses_nothing() -> None:
     lane = make_lane(Latency(30))
     lane.on_data(b"early", 0.0)
     lane.leave(0.0)
-    lane.on_toxics([Latency(30), Timeout(0)], 0.01)
+    lane.on_toxics([Latency(30), Hold()], 0.01)
     lane.on_data(b"late", 0.02)
     assert lane.leave(5.0) == []
     assert lane.next_at is None
     lane.on_toxics([Latency(30)], 6.0)
     assert lane.leave(6.0) == [Deliver(b"early"), Deliver(b"late")]
-
-
-def test_timeout_closes_after_its_time_and_what_it_held_is_lost() -> None:
-    lane = make_lane(Timeout(250))
-    lane.on_data(b"x", 0.1)
-    assert run(lane) == [(0.25, CloseChunk())]
-    assert lane.next_at is None
-    assert not lane.wants_data
-
-
-def test_reset_peer_lets_data_pass_until_its_time() -> None:
-    lane = make_lane(ResetPeer(100), Latency(30))
-    lane.on_data(b"in time", 0.07)
-    lane.on_data(b"too late", 0.08)
-    assert lane.leave(1.0) == [Deliver(b"in time"), Reset()]
-    lane.on_data(b"after", 1.1)
-    lane.on_eof(1.1)
-    assert lane.leave(2.0) == []
-
-
-def test_limit_data_closes_after_exactly_so_many_bytes() -> None:
-    lane = make_lane()
-    lane.on_data(b"before", 0.0)
-    lane.leave(0.0)
-    lane.on_toxics([LimitData(5)], 1.0)
-    lane.on_data(b"abc", 1.0)
-    lane.on_data(b"defgh", 1.0)
-    assert lane.leave(1.0) == [Deliver(b"abc"), Deliver(b"de"), CloseChunk()]
-    closed = make_lane(LimitData(0))
-    assert closed.next_at is None
-    closed.on_data(b"x", 1.0)
-    assert closed.leave(1.0) == [CloseChunk()]
 
 
 def test_the_senders_reset_travels_behind_its_data() -> None:
@@ -153,8 +104,8 @@ def test_a_full_queue_asks_the_sender_to_wait_and_empties_with_time() -> None:
     assert lane.wants_data
 
 
-def jittered(seed: int, connection: int = 0, correlation: float = 0.0) -> list[float]:
-    lane = make_lane(Latency(30, jitter=5, correlation=correlation), seed=seed, connection=connection)
+def jittered(seed: int, connection: int = 0) -> list[float]:
+    lane = make_lane(Latency(30, jitter=5), seed=seed, connection=connection)
     for number in range(200):
         lane.on_data(b"x", float(number))
     return [at - number for number, (at, _) in enumerate(run(lane))]
@@ -169,10 +120,9 @@ def test_jitter_is_seeded_bounded_and_differs_between_connections() -> None:
 
 TOXIC_SETS = st.lists(
     st.one_of(
-        st.builds(Latency, st.floats(0, 100), jitter=st.floats(0, 100), correlation=st.floats(0, 1)),
+        st.builds(Latency, st.floats(0, 100), jitter=st.floats(0, 100)),
         st.builds(Bandwidth, st.floats(1, 1e6)),
-        st.builds(SlowClose, st.floats(0, 100)),
-        st.builds(Timeout, st.just(0.0)),
+        st.just(Hold()),
     ),
     max_size=3,
 )
