@@ -17,7 +17,6 @@ from tests.attacks.honest import WORDS, events
 from tests.attacks.stages import DaemonStage, Lie, Write, expect, log_bytes, opened, response, silent
 from tests.fuzz.laws import Broken
 
-Over = asyncio.Event
 MIB = 1 << 20
 BUSY = 3.0
 """Seconds in which /healthz must be answered, whatever goes on; a busy machine has its own delays."""
@@ -56,7 +55,7 @@ async def prompt_health(stage: DaemonStage, longest: float = BUSY) -> AsyncItera
 # Programs of the machine ------------------------------------------------------------------------------------
 
 
-async def slow_heads(stage: DaemonStage, over: Over) -> None:
+async def slow_heads(stage: DaemonStage) -> None:
     """More connections than the daemon may have files, each with half a request's head and no token.
 
     Others are answered when these have had their time, and the connections are cut.
@@ -108,7 +107,7 @@ async def _until_healthy(stage: DaemonStage, deadline: float) -> None:
             await asyncio.sleep(0.2)
 
 
-async def burst(stage: DaemonStage, over: Over) -> None:
+async def burst(stage: DaemonStage) -> None:
     """120 streams at once where 72 have a place. What is refused is refused by its status."""
 
     async def one() -> tuple[int, bool, bool]:
@@ -128,7 +127,7 @@ async def burst(stage: DaemonStage, over: Over) -> None:
     expect(len(refused) <= 60, f"{len(refused)} of 120 were refused, and 72 have a place")
 
 
-async def control_words(stage: DaemonStage, over: Over) -> None:
+async def control_words(stage: DaemonStage) -> None:
     """A chat's content that spells a control token is text, and no control token."""
     word = "<|endoftext|>"
 
@@ -153,7 +152,7 @@ HOSTILE_TEMPLATES = {
 """A pattern that takes gigabytes to compile, and a loop without end."""
 
 
-async def hostile_templates(stage: DaemonStage, over: Over) -> None:
+async def hostile_templates(stage: DaemonStage) -> None:
     """Templates that a verifier sends so that the daemon computes or fills its memory."""
     assert stage.liar is not None, "the stage lies"
     truth = pb.DescribeResponse()
@@ -208,7 +207,7 @@ async def length_of_words(stage: DaemonStage) -> int:
     return found
 
 
-async def false_ends(stage: DaemonStage, over: Over) -> None:
+async def false_ends(stage: DaemonStage) -> None:
     """A text that is over before it began, or cancelled by nobody, is not told as whole."""
     end = await length_of_words(stage) - 1
 
@@ -224,7 +223,7 @@ async def false_ends(stage: DaemonStage, over: Over) -> None:
     await faults_of_the_verifier(stage, lies, (502,))
 
 
-async def tokens_that_are_none(stage: DaemonStage, over: Over) -> None:
+async def tokens_that_are_none(stage: DaemonStage) -> None:
     """Ids beyond the vocabulary, and bytes that are no message."""
     start = await length_of_words(stage)
     lies = {

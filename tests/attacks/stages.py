@@ -205,18 +205,12 @@ def resident(pid: int) -> int:
 GRACE = 3.0
 """Seconds that a verifier which drains waits for its sessions."""
 
-TOKENS = 150
-"""Of the honest text: five seconds at a step of 30 ms."""
-
 HONEST, HOSTILE = "honest", "hostile"
 """Two tenants."""
 
 
 class Stage:
     """Processes and the way to an honest text. An async context manager."""
-
-    lies = False
-    """Whether there is no honest verifier, and so no honest text."""
 
     def __init__(self, folder: Path, honest: Honest) -> None:
         self.folder = folder
@@ -369,7 +363,6 @@ class DaemonStage(Stage):
     ) -> None:
         super().__init__(folder, honest)
         self.behind = behind
-        self.lies = lies
         self.liar = Liar(behind.described) if lies else None
         self.address = f"127.0.0.1:{free_port()}"
         self._flags, self._files = flags, files
@@ -439,13 +432,6 @@ class DaemonStage(Stage):
         )  # fmt: skip
         await self._subject(program, log, self._files)
         await self.ready()
-
-
-class NoStage(Stage):
-    """For attacks on one function, with real files. There is no text beside them."""
-
-    async def _start(self) -> None:
-        pass
 
 
 def raise_file_limit() -> None:

@@ -1,19 +1,29 @@
-"""A few of the known attacks, and that the command sees what an attack breaks. `make attacks` plays all."""
+"""What must hold under every known attack.
+
+The processes live and keep to 2 GiB with their children. An honest text beside the attack is the same as
+without it, and the 95th percentile of its gaps stays below three times the undisturbed one. When told to go,
+the processes are gone within their grace. `make attacks` plays all; attacks over MQTT are played by
+tests/edge_client/fleet/test_fleet_task.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import contextlib
 import sys
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.attacks.run import Verdict
-    from tests.attacks.table import Attack
+from lab.benchmarks.processes import LoggedProcess
+from lab.demo_models import DRAFT_GGUF
+from tests.attacks import on_daemon, on_verifier, stages
+from tests.attacks.honest import Honest, Text
+from tests.attacks.stages import DaemonStage, Stage, Subject, VerifierStage
+from tests.fuzz.laws import Broken
 
 pytestmark = [
     pytest.mark.api,
@@ -23,69 +33,148 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="memory is bounded and watched as on Linux"),
 ]
 
+MOST_RATIO = 3.0
+"""Of the 95th percentile of gaps, under attack to undisturbed."""
 
-async def played(folder: Path, *attacks: Attack) -> dict[str, Verdict]:
-    """How they went, whatever the pace was: machines that run tests are busy."""
-    from tests.attacks.run import Run
+LONGEST = 150.0
+"""Seconds that one attack may take."""
 
-    async with Run(folder, tokens=30) as run:
-        verdicts = await run.play([replace(each, paced=False) for each in attacks])
-    return {verdict.name: verdict for verdict in verdicts}
-
-
-def named(*names: str) -> list[Attack]:
-    from tests.attacks.table import ATTACKS
-
-    return [attack for attack in ATTACKS if attack.name in names]
+Make = Callable[[Path, Honest], AbstractAsyncContextManager[Stage]]
 
 
-async def test_known_attacks_on_a_verifier_break_nothing(tmp_path: Path) -> None:
-    found = await played(tmp_path, *named("compressed padding", "forged tokens"))
-    assert list(found) == ["compressed padding", "forged tokens", "gone when told to"]
-    assert not [verdict for verdict in found.values() if verdict.why]
-    assert (found["compressed padding"].peak_mib or 0) > 50, "the memory was watched"
+@pytest.fixture
+async def honest() -> AsyncIterator[Honest]:
+    client = await Honest.start()
+    yield client
+    await client.stop()
 
 
-async def test_known_attacks_on_files_break_nothing(tmp_path: Path) -> None:
-    found = await played(tmp_path, *named("damaged target"))
-    assert not [verdict for verdict in found.values() if verdict.why]
+@contextlib.asynccontextmanager
+async def verifier(folder: Path, honest: Honest) -> AsyncIterator[Stage]:
+    async with VerifierStage(folder, honest) as stage:
+        yield stage
 
 
-async def test_what_an_attack_breaks_is_told(tmp_path: Path) -> None:
-    from tests.attacks.stages import VerifierStage, expect
-    from tests.attacks.table import NOTHING, PLAIN, Attack
+@contextlib.asynccontextmanager
+async def verifier_with_tokens(folder: Path, honest: Honest) -> AsyncIterator[Stage]:
+    async with VerifierStage(folder, honest, has_tokens=True) as stage:
+        yield stage
 
-    async def kill(stage: VerifierStage, over: asyncio.Event) -> None:
-        stage.verifier.program.send(signal.SIGKILL)
-        await over.wait()
 
-    async def succeed(stage: Any, over: asyncio.Event) -> None:
-        expect(False, "somebody came in")
+@contextlib.asynccontextmanager
+async def daemon(folder: Path, honest: Honest, *flags: str, **more: Any) -> AsyncIterator[Stage]:
+    async with (
+        VerifierStage(folder / "behind", honest) as behind,
+        DaemonStage(folder, honest, behind, *flags, **more) as stage,
+    ):
+        yield stage
 
-    async def fail(stage: Any, over: asyncio.Event) -> None:
-        raise ValueError("the attack itself is wrong")
 
-    found = await played(
-        tmp_path,
-        Attack("kill", PLAIN, kill, "all"),
-        Attack("succeed", NOTHING, succeed, "nobody comes in", beside=False),
-        Attack("fail", NOTHING, fail, "all", beside=False),
-        Attack("later", NOTHING, fail, "all", skipped="not yet"),
-    )
-    assert "ended with code -9" in found["kill"].why
-    assert found["succeed"].why == "somebody came in"
-    assert found["fail"].why.startswith("ValueError")
-    assert (found["later"].why, found["later"].skipped) == ("", "not yet")
+def drafting_daemon(folder: Path, honest: Honest) -> AbstractAsyncContextManager[Stage]:
+    return daemon(folder, honest, "--policy", "adaptive")
+
+
+def daemon_with_few_files(folder: Path, honest: Honest) -> AbstractAsyncContextManager[Stage]:
+    return daemon(folder, honest, files=1024)
+
+
+def daemon_of_a_liar(folder: Path, honest: Honest) -> AbstractAsyncContextManager[Stage]:
+    return daemon(folder, honest, "--privacy", "off", "--fallback", "fail", lies=True)
+
+
+async def under_attack(stage: Stage, attack: Awaitable[None], before: Text | None) -> Text | None:
+    """Play the attack, with an honest text beside it if there was one before. Raise `Broken`."""
+    playing, text = asyncio.ensure_future(attack), None
+    try:
+        if before is not None:
+            text = await stage.text(len(before.gaps) + 1, max(30.0, 2 * MOST_RATIO * sum(before.gaps)))
+        async with asyncio.timeout(LONGEST):
+            await playing
+    except Exception:
+        stage.check()  # a process that died explains whatever else was seen
+        raise
+    finally:
+        playing.cancel()
+        await asyncio.wait([playing])
+    stage.check()
+    if before is not None:
+        assert text is not None
+        assert not text.error
+        assert text.text == before.text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("make", "attack"),
+    [
+        (verifier_with_tokens, on_verifier.compressed_padding),
+        (verifier_with_tokens, on_verifier.forged_tokens),
+        pytest.param(verifier, on_verifier.slow_grammars, marks=pytest.mark.soak),
+        pytest.param(drafting_daemon, on_daemon.burst, marks=pytest.mark.soak),
+        pytest.param(drafting_daemon, on_daemon.control_words, marks=pytest.mark.soak),
+        pytest.param(daemon_with_few_files, on_daemon.slow_heads, marks=pytest.mark.soak),
+    ],
+)
+async def test_an_honest_text_beside_an_attack_stays_as_it_is(
+    make: Make,
+    attack: Callable[[Any], Awaitable[None]],
+    tmp_path: Path,
+    honest: Honest,
+    request: pytest.FixtureRequest,
+) -> None:
+    """The pace is judged by `make attacks`, since machines that run other tests are busy. An attack is played
+    again if the pace alone was wrong."""
+    is_paced = request.node.get_closest_marker("soak") is not None
+    ratios = list[float]()
+    async with make(tmp_path, honest) as stage:
+        while len(ratios) < (2 if is_paced else 1) and not any(ratio < MOST_RATIO for ratio in ratios):
+            before = await stage.text(150 if is_paced else 30)
+            assert not before.error
+            text = await under_attack(stage, attack(stage), before)
+            assert text is not None
+            ratios.append(text.p95 / before.p95)
+        assert min(ratios) < MOST_RATIO or not is_paced
+        assert all(subject.peak > 50 << 20 for subject in stage.subjects), "the memory was watched"
+        going = asyncio.ensure_future(stage.text(150))
+        await asyncio.sleep(0.5)
+        await stage.drain()
+        await going
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "attack", [on_daemon.hostile_templates, on_daemon.false_ends, on_daemon.tokens_that_are_none]
+)
+async def test_a_verifier_that_lies_harms_no_daemon(
+    attack: Callable[[Any], Awaitable[None]], tmp_path: Path, honest: Honest
+) -> None:
+    async with daemon_of_a_liar(tmp_path, honest) as stage:
+        await under_attack(stage, attack(stage), None)
+        await stage.drain()
+
+
+async def test_a_target_whose_header_claims_no_layers_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """llama.cpp answers it with an abort."""
+    content, path = bytearray(DRAFT_GGUF.read_bytes()), tmp_path / "damaged.gguf"
+    at = content.find(b"llama.block_count") + 21
+    content[at : at + 4] = bytes(4)
+    path.write_bytes(content)
+    command = (sys.executable, "-m", "forerun", "verify", "--model", str(path), "--listen", "127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    try:
+        async with asyncio.timeout(90):
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 2, said
+    assert said.decode().strip().splitlines()[-1].startswith("forerun: "), said
 
 
 async def test_a_process_beyond_its_memory_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lab.benchmarks.processes import LoggedProcess
-    from tests.attacks import stages
-    from tests.fuzz.laws import Broken
-
     monkeypatch.setattr(stages, "LIMIT", 1 << 20)
     log = tmp_path / "log"
-    under = stages.Subject(LoggedProcess("client", module="tests.attacks.honest", log=log), log)
+    under = Subject(LoggedProcess("client", module="tests.attacks.honest", log=log), log)
     try:
         await under.start()
         async with asyncio.timeout(60):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from common.acceptance import AcceptanceRule
 from common.pb import verifier_pb2 as pb
-from tests.fuzz.cases import DEADLINES, ENDS, HURRY, LIMITS, STEPS, Case, Event, Send, Wait
+from tests.fuzz.cases import DEADLINES, ENDS, HURRY, Case, Event, Listen, Send
 from tests.support.tiny import VOCABULARY
 from tests.worlds.models import VOCAB
 
@@ -102,7 +102,7 @@ OPEN_FIELDS: dict[str, st.SearchStrategy[Any]] = {
         lambda fields: pb.Acceptance(**fields), st.fixed_dictionaries({}, optional=ACCEPTANCE_FIELDS)
     ),
     "logprobs": st.one_of(st.integers(0, 21), WIDE),
-    "privacy": st.one_of(st.integers(0, 4), st.just(2**31 - 1)),
+    "privacy": st.one_of(st.sampled_from([0, 1, *[2] * 6, 3, 4]), st.just(2**31 - 1)),
 }
 
 
@@ -164,6 +164,18 @@ def _distributions(draw: st.DrawFn, message: pb.Propose, odd: bool) -> None:
     message.draft_sizes.extend([0] * (len(message.tokens) - len(message.draft_sizes)))
 
 
+PADDINGS = st.sampled_from([(0,), (3, 0), (100,), (127, 0), (128,), (4000,), (100_000,), (0,) * 300])
+"""Entries of padding, by their bytes (rule 21)."""
+
+
+@st.composite
+def padded(draw: st.DrawFn, frames: st.SearchStrategy[bytes]) -> bytes:
+    """A frame with entries of padding, in front or behind."""
+    frame = draw(frames)
+    more = pb.SessionRequest(padding=[bytes(size) for size in draw(PADDINGS)]).SerializeToString()
+    return more + frame if draw(st.booleans()) else frame + more
+
+
 CLOSE = pb.SessionRequest(close=pb.Close()).SerializeToString()
 NOTHING = pb.SessionRequest().SerializeToString()
 UNKNOWN = st.builds(
@@ -171,19 +183,27 @@ UNKNOWN = st.builds(
 )
 """A message of a later version: with a member beside its own that is not known here."""
 
+FORMER = st.sampled_from([b"\x2a\x00", b"\x22\x00", b"\x22\x02\x05\x12"])
+"""A filler of earlier versions, and pieces of a message."""
+
 MESSAGES: st.SearchStrategy[Event] = st.one_of(
-    openings(), *(proposals() for _ in range(4)), st.just(CLOSE), st.just(NOTHING), UNKNOWN
+    openings(),
+    *(proposals() for _ in range(3)),
+    padded(proposals()),
+    st.just(CLOSE),
+    padded(st.just(NOTHING)),
+    UNKNOWN,
+    FORMER,
 ).map(Send)
-WAITS = st.builds(
-    Wait, st.sampled_from([0.001, 1.0, 11.0, 400.0])
-)  # past `open_timeout`, past `idle_timeout`
+LISTEN: st.SearchStrategy[Event] = st.just(Listen())
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[Event, ...]:
     """Most begin with an `Open`; then anything, in any order."""
-    first: list[Event] = [Send(draw(openings()))] if draw(st.integers(0, 7)) else []
-    rest: list[Event] = draw(st.lists(st.one_of(MESSAGES, MESSAGES, STEPS, STEPS, WAITS), max_size=10))
+    opening = st.one_of(openings(), padded(openings()))
+    first: list[Event] = [Send(draw(opening))] if draw(st.integers(0, 7)) else []
+    rest: list[Event] = draw(st.lists(st.one_of(MESSAGES, MESSAGES, LISTEN), max_size=10))
     return (*first, *rest, *draw(ENDS))
 
 
@@ -205,5 +225,4 @@ CASES = st.builds(
     time_left=DEADLINES,
     hurried=HURRY,
     squeezed=st.booleans(),
-    limits=LIMITS,
 )

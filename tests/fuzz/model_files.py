@@ -6,13 +6,11 @@ What must hold, whatever a file holds (`tests.fuzz.corrupt` draws them):
 - a GGUF file that they pass is loaded by the code of the trial's child in a process of its own. That process
   may refuse the file or die of it; both are counted;
 - a GGUF file that the trial passes does not end the process that loads it as the daemon does;
-- some verdicts are asked of `ModelTrials` itself, with its real child: they are the same;
 - a safetensors file that our reader passes is read by the safetensors library without an error.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -35,7 +33,6 @@ LONGEST_READ = 2.0
 LONGEST_LOAD = 60
 """Seconds of a forked process, after which it is ended and counts as hanging."""
 
-THROUGH_TRIALS = 40  # one case of so many is also told to `ModelTrials`
 PART = 250  # cases of one process
 FORMATS = ("gguf", "safetensors")
 
@@ -46,12 +43,10 @@ class FileTally:
 
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)  # laws, in words
-    slowest: float = 0.0  # seconds of our own reader
 
     def add(self, other: FileTally) -> None:
         self.outcomes += other.outcomes
         self.broken += other.broken
-        self.slowest = max(self.slowest, other.slowest)
 
 
 class FileBatch(NamedTuple):
@@ -86,7 +81,6 @@ def _read(tally: FileTally, what: str, read: Callable[[], object]) -> bool:
         if len(str(error)) < 20:
             tally.broken.append(f"{what}: refused without a sentence: {error}")
     taken = time.monotonic() - began
-    tally.slowest = max(tally.slowest, taken)
     if taken > LONGEST_READ:
         tally.broken.append(f"{what}: reading it took {taken:.1f} s")
     return passed
@@ -123,8 +117,6 @@ def _gguf(folder: Path) -> Play:
         tally.outcomes[f"gguf: {verdict}"] += 1
         if verdict == "loads" and (end := _verdict(_forked(lambda: _as_the_daemon(path)))) not in FINE:
             tally.broken.append(f"gguf {seed} ({name}): passed its trial, then {end}")
-        if seed % THROUGH_TRIALS == 0:
-            _ask_trials(path, seed, verdict, tally)
 
     return play
 
@@ -182,25 +174,6 @@ def _as_the_daemon(path: Path) -> None:
         rows = [DraftRow(2 + n, 1, token, len(prompt)) for n, token in enumerate(first.tokens[:3])]
         if rows:
             drafter.expand(rows)
-
-
-def _ask_trials(path: Path, seed: int, verdict: str, tally: FileTally) -> None:
-    from common.llama.load_trial import ModelTrials
-    from common.llama.model import LlamaSettings
-
-    passed = _read_slowly(lambda: ModelTrials().ensure(LlamaSettings(str(path)), weights=True))
-    tally.outcomes["gguf: asked of Trials, too"] += 1
-    if passed != (verdict == "loads"):
-        tally.broken.append(
-            f"gguf {seed}: {verdict}, and Trials says {'it passes' if passed else 'it fails'}"
-        )
-
-
-def _read_slowly(ask: Callable[[], None]) -> bool:
-    with contextlib.suppress(UserError):
-        ask()
-        return True
-    return False
 
 
 # --- safetensors --------------------------------------------------------------------------------------------

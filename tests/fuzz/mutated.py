@@ -16,7 +16,7 @@ from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from edge_client.core.policies import SyncPolicy
 from schemes.policies.tree import TreePolicy
-from tests.fuzz.cases import DEADLINES, ENDS, HURRY, LIMITS, Begin, Case, Event, Leave, Send, Step, Wait
+from tests.fuzz.cases import DEADLINES, ENDS, HURRY, Case, Event, Leave, Listen, Send
 from tests.fuzz.garbled import GARBLED
 from tests.fuzz.meaningless import REAL, TENANTS, TOKEN, WIDE, openings, proposals
 from tests.support.tiny import VOCABULARY
@@ -65,7 +65,7 @@ class Recorder(World):
 
     def note_step(self, plan: StepPlan) -> None:
         for heard in list(self.streams_heard.values())[-1:]:
-            heard.append(Step())
+            heard.append(Listen())
 
 
 @cache
@@ -149,14 +149,14 @@ def bent_streams(draw: st.DrawFn) -> tuple[Event, ...]:
     return (*events, *draw(ENDS))
 
 
-MISHAPS: st.SearchStrategy[Event] = st.sampled_from([Leave(), Leave(politely=True), Wait(11.0), Begin()])
+MISHAPS: st.SearchStrategy[Event] = st.sampled_from([Leave(), Leave(politely=True)])
 STRANGERS: st.SearchStrategy[Event] = st.one_of(GARBLED, openings().map(Send), proposals().map(Send))
 """What another client would have sent."""
 
 
 def _bend(draw: st.DrawFn, events: list[Event], at: int) -> None:
     other = draw(st.integers(0, max(0, len(events) - 1)))
-    event = events[at] if events else Step()
+    event = events[at] if events else Listen()
     match draw(st.integers(0, 8)):
         case 0 | 1 | 2 if isinstance(event, Send):
             events[at] = draw(changed(event.data))
@@ -180,5 +180,4 @@ CASES = st.builds(
     tenant=TENANTS,
     time_left=DEADLINES,
     hurried=HURRY,
-    limits=LIMITS,
 )

@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar, assert_never
 
@@ -18,23 +17,18 @@ import grpc
 import grpc.aio
 
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.identity.identity import Identity
 from cloud_verifier.server.calls import SERVICE_NAME
 from common.sampling import SamplingParams
 from common.wire.status import Status
 from edge_client.network.channel import VerifierChannel
-from edge_client.network.client_tls import TlsSettings
 from schemes.policies.tree import TreePolicy
-from tests.fuzz.cases import Begin, Case, Event, Leave, Send, Step, Wait
+from tests.fuzz.cases import Case, Event, Leave, Listen, Send
 from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_all_returned, check_status, no_complaint
-from tests.fuzz.strangers import TENANT, UNSURE, Witness, authorization
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import System, generation, running
-from tests.support.town import Town
 from tests.worlds.models import TinyDrafter, target_alone
 
 Code = grpc.StatusCode
-Metadata = tuple[tuple[str, str | bytes], ...]
 Result = TypeVar("Result")
 
 METHODS = {
@@ -65,17 +59,18 @@ A_BREATH = (
 CONFIG = SchedulerConfig(recall=True, max_sessions=16)
 
 
-STRANGERS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-"""What those get who are nobody here, or may not."""
+NARROW = replace(CONFIG, prefix_cache=False, max_rows=2, promised_text=2)
+"""Not all tips fit a step, so tenants take turns."""
 
 
 class Site:
-    """A live server, a hostile client's channel and an honest edge. A context manager; `play` takes cases."""
+    """A live server, a hostile client's channel and an honest edge. A context manager; `play` takes cases.
 
-    _more: tuple[grpc.StatusCode, ...] = ()
-    """Answers beside those of `laws.ANSWERS`."""
+    On a `narrow` one sessions give way to each other.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, narrow: bool = False) -> None:
+        self._options: dict[str, Any] = {"config": NARROW, "num_slots": 160} if narrow else {"config": CONFIG}
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
 
@@ -102,13 +97,9 @@ class Site:
     async def _start(self) -> None:
         enter = self._stack.enter_async_context
         self._drafts = self._stack.enter_context(DrafterThread(TinyDrafter(blend=0.0)))
-        self._system: System = await enter(running(CONFIG, tenant_key=TENANT_KEY))
+        self._system: System = await enter(running(**self._options, tenant_key=TENANT_KEY))
         self._honest_channel = await enter(VerifierChannel(self._system.address))
         self._channel = await enter(grpc.aio.insecure_channel(self._system.address))
-
-    def _metadata(self, case: Case) -> Metadata:
-        """Of its calls."""
-        return ((TENANT_KEY, case.tenant), *case.metadata)
 
     async def _play(self, case: Case) -> list[Status]:
         honest = asyncio.create_task(self._honest())
@@ -156,11 +147,14 @@ class Site:
 
     async def _call(self, case: Case, events: tuple[Event, ...]) -> Status:
         path, streams = METHODS[case.method]
-        options: dict[str, Any] = {"metadata": self._metadata(case), "timeout": case.time_left}
-        more = self._more
+        options: dict[str, Any] = {
+            "metadata": ((TENANT_KEY, case.tenant), *case.metadata),
+            "timeout": case.time_left,
+        }
+        more: tuple[grpc.StatusCode, ...] = ()
         if case.squeezed:  # which is refused; gRPC may close the call before all of it has come
             options["compression"] = grpc.Compression.Gzip
-            more = (*more, Code.UNIMPLEMENTED, Code.INTERNAL)
+            more = (Code.UNIMPLEMENTED, Code.INTERNAL)
         if not streams:
             first = next((event.data for event in events if isinstance(event, Send)), b"")
             return await _unary(self._channel, path, first, options, (*more, Code.NOT_FOUND))
@@ -168,50 +162,6 @@ class Site:
         pause = 0.0 if case.hurried else A_BREATH
         talk = Talk(call(**options), case.method, pause, more)
         return await talk.run(events)
-
-
-class GuardedSite(Site):
-    """One that asks for tokens: the honest edge has one, the hostile client says what the case says."""
-
-    _more = STRANGERS
-
-    async def _start(self) -> None:
-        enter, folder = self._stack.enter_async_context, self._stack.enter_context(TemporaryDirectory())
-        self._town = town = Town(Path(folder))
-        self._drafts = self._stack.enter_context(DrafterThread(TinyDrafter(blend=0.0)))
-        witness = self._witness = Witness(self._identity(town))
-        tls = town.server_tls(clients=False)
-        self._system = await enter(running(CONFIG, identity=witness, tls=tls))
-        self._token = town.put("token", town.token(NEIGHBOUR).encode())
-        honest = TlsSettings(Path(folder) / "ca.crt", token_file=self._token)
-        self._honest_channel = await enter(VerifierChannel(self._system.address, tls=honest))
-        root = grpc.ssl_channel_credentials(town.authority.pem)
-        self._channel = await enter(grpc.aio.secure_channel(self._system.address, root))
-
-    def _identity(self, town: Town) -> Identity:
-        return town.token_identity()
-
-    def _metadata(self, case: Case) -> Metadata:
-        assert case.credential is not None, "so are the cases of strangers"
-        return authorization(self._town, case.credential)
-
-    async def _play(self, case: Case) -> list[Status]:
-        self._town.put("token", self._town.token(NEIGHBOUR).encode())  # it may live for minutes only
-        ends = await super()._play(case)
-        self._check(case, {end.code for end in ends})
-        return ends
-
-    def _check(self, case: Case, told: set[grpc.StatusCode]) -> None:
-        """Who is nobody stays outside, and who comes in is who the token says."""
-        assert case.credential is not None, "so are the cases of strangers"
-        kind, known = case.credential.kind, self._witness.tenants - {NEIGHBOUR}
-        if kind == "good" and told & set(STRANGERS):
-            raise Broken(f"who has a good token was told {told}")
-        if kind not in ("good", *UNSURE) and known:
-            raise Broken(f"a call whose token was {kind} was taken for one of {known}")
-        if kind == "good" and known - {TENANT}:
-            raise Broken(f"a call of {TENANT} was taken for one of {known}")
-        self._witness.tenants.clear()
 
 
 class Talk:
@@ -249,7 +199,7 @@ class Talk:
                 with contextlib.suppress(*OVER):
                     await self._call.write(event.data)
                 await asyncio.wait((self._reader,), timeout=self._pause)
-            case Step() | Begin() | Wait():
+            case Listen():
                 await self._answer()
             case Leave():
                 if not event.politely:
