@@ -41,7 +41,7 @@ from simulator.virtual_lane import DOWN, UP, VirtualLane
 from simulator.world import SmallDraft, World, dealt
 
 FINGERPRINT = b"simulated"
-FRAME = 14  # bytes that gRPC and HTTP/2 put before a message (lab.benchmarks.wire_size)
+FRAME = 14  # bytes that gRPC and HTTP/2 put before a message
 
 PolicyMaker = Callable[[Knowledge], GrowthPolicy]
 """A new policy for each session; the session's knowledge is for bounds that may look at it."""

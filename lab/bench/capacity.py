@@ -38,8 +38,6 @@ from lab.bench.load import (
 )
 from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
 from lab.bench.stage import Stage
-from simulator.arrivals import Poisson, Window, read_arrivals
-from simulator.canvas import check_drawing
 from simulator.knowledge import Candidates
 from training.options import ms, open_draft, read_prompts
 
@@ -79,29 +77,17 @@ class Plan(ReportOptions):
     rounds: int = setting(2, "number of texts of each session", "N", low=1, group=TEXTS)
     texts: int = setting(8, "fewest texts at each point", "N", low=1, group=TEXTS)
     temperature: float = setting(0.0, "sampling temperature; 0 is greedy", "T", group=TEXTS)
-    seed: int = setting(1, "seed of sampling, oracles and arrivals", group=TEXTS)
-    tolerance: float = setting(0.0, "share of texts that may differ", "SHARE", low=0, high=1, group=TEXTS)
+    seed: int = setting(1, "seed of sampling and oracles", group=TEXTS)
     sessions: tuple[int, ...] = setting((1, 8, 32), "concurrent sessions", "N", low=1, nargs="+", group=LOAD)
     repeats: int = setting(3, "number of repeats; the median counts", "N", low=1, group=LOAD)
-    rate: tuple[float, ...] = setting(
-        (),
-        "open loops: sessions begun per second; the verifier admits the largest of --sessions at a time and "
-        "refuses others",
-        "R",
-        nargs="+",
-        group=LOAD,
-    )
-    arrivals: Path | None = setting(None, "recorded open loop with a column time_s", "CSV", group=LOAD)
     target: str = setting(str(demo_pair.TARGET_DIR), f"folder, hub id or `{FORMULA}` (no model)", "PATH")
     device: str = setting("cpu", "device of the target: cpu or cuda")
     threads: int = setting(1, "threads of torch in the verifier", "N", low=1)
     verifier: str = setting("", "options of `forerun verify`, as one argument: '--max-rows 512'", "OPTIONS")
-    client_processes: int = setting(1, "number of client processes", "N", low=1)
     pin: bool = setting(True, "pin verifier and clients to a core each (Linux only)")
     step_floor: float = setting(0.0, "least time of a target step", "MS")
     recall: bool = setting(False, "let the verifier propose repeated tokens, also for `off`")
     prefix_cache: bool = setting(False, "let the verifier keep prompts for later schemes")
-    plot: Path | None = setting(None, "file for a picture of the report: .png, .svg or .pdf", "FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,7 +113,7 @@ class Plan(ReportOptions):
         return any(drafts.kind == RECORDED for drafts in self.drafts)
 
     def stage(self, prompts: Sequence[Sequence[int]]) -> Stage:
-        """Return a stage whose verifier admits the most sessions of a point; an open loop may bring more."""
+        """Return a stage whose verifier admits the most sessions of a point."""
         most = max(self.sessions)
         slots = most * (max(map(len, prompts)) + self.sampling.max_tokens + 32)
         given = ["--model", self.target, "--slots", str(max(slots, 1024)), "--max-sessions", str(most)]
@@ -135,17 +121,15 @@ class Plan(ReportOptions):
         given += ["--step-floor", str(self.step_floor)] if self.step_floor else []
         given += ["--recall" if self.recall else "--no-recall"]
         given += ["--prefix-cache" if self.prefix_cache else "--no-prefix-cache"]
-        return Stage([*given, *shlex.split(self.verifier)], self.client_processes, pin=self.pin)
+        return Stage([*given, *shlex.split(self.verifier)], pin=self.pin)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedLoad:
     """Holds the load of every scheme at one point: texts and number of clients."""
 
-    at: dict[str, Any]  # what names the point
     texts: tuple[LoadText, ...]
     clients: int
-    times: tuple[float, ...] = ()  # of opening, seconds; empty for a closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +149,6 @@ class Scheme:
             policy=self.policy,
             sampling=plan.sampling,
             clients=1 if self.most_texts else load.clients,
-            times=load.times,
             draft_time=plan.draft_ms,
             seed=plan.seed,
         )
@@ -232,64 +215,35 @@ async def _measure_points(
 ) -> list[dict[str, Any]]:
     """Run all schemes at each point, in alternating order, so that noise affects all alike."""
     points, every = [], loads(plan, texts)
-    total, done = plan.repeats * sum(len(schemes(plan, load)) for load in every), itertools.count(1)
+    total, done = plan.repeats * sum(len(schemes(plan)) for _ in every), itertools.count(1)
     for load in every:
-        compared_here = schemes(plan, load)
+        compared_here = schemes(plan)
         runs: dict[str, list[Figures]] = {scheme.name: [] for scheme in compared_here}
         for repeat in range(plan.repeats):
             for scheme in compared_here if repeat % 2 == 0 else reversed(compared_here):
                 runs[scheme.name].append(await scheme.run(plan, stage, load))
-                progress(next(done), total, f"{_in_words(load.at)}, {scheme.name}")
-        points.append({**load.at, **compared(runs)})
+                progress(next(done), total, f"{load.clients} sessions, {scheme.name}")
+        points.append({"sessions": load.clients, **compared(runs)})
     return points
 
 
-def schemes(plan: Plan, load: OfferedLoad) -> list[Scheme]:
-    """Return the schemes at this point; the sequential run has no open loop."""
+def schemes(plan: Plan) -> list[Scheme]:
+    """Return the schemes that are compared; the last one writes a few texts in sequence."""
     compared = [
         Scheme(STREAMING, drafts)
         if drafts.kind == OFF
         else Scheme(str(drafts).replace("=", " "), drafts, plan.policy)
         for drafts in dict.fromkeys(plan.drafts)
     ]
-    return (
-        compared
-        if load.times
-        else [*compared, Scheme(SEQUENTIAL, DraftOption(OFF), most_texts=plan.sequential)]
-    )
+    return [*compared, Scheme(SEQUENTIAL, DraftOption(OFF), most_texts=plan.sequential)]
 
 
 def loads(plan: Plan, texts: Sequence[LoadText]) -> list[OfferedLoad]:
-    """Return the load of each point. Closed loops vary the number of sessions. Open loops, whose users do not
-    wait for each other, vary the rate or replay recorded arrivals."""
-    if plan.arrivals is not None:
-        recorded = read_arrivals(plan.arrivals, Window())
-        times = tuple(arrival.start for arrival in recorded.plan(plan.seed, 1, 1))
-        return [_open_load(plan, texts, {"arrivals": plan.arrivals.name}, times)]
-    if plan.rate:
-        return [
-            _open_load(plan, texts, {"sessions_per_second": rate}, _drawn(plan, rate)) for rate in plan.rate
-        ]
+    """Return the load of each point: each client writes its texts one after the other."""
     return [
-        OfferedLoad({"sessions": clients}, tuple(texts[: max(plan.rounds * clients, plan.texts)]), clients)
+        OfferedLoad(tuple(texts[: max(plan.rounds * clients, plan.texts)]), clients)
         for clients in plan.points
     ]
-
-
-def _drawn(plan: Plan, rate: float) -> tuple[float, ...]:
-    drawn = Poisson(rate, plan.num_texts).plan(plan.seed, 1, 1)
-    return tuple(arrival.start for arrival in drawn)
-
-
-def _open_load(
-    plan: Plan, texts: Sequence[LoadText], at: dict[str, Any], times: tuple[float, ...]
-) -> OfferedLoad:
-    some = tuple(texts[place % len(texts)] for place in range(len(times)))
-    return OfferedLoad(at, some, min(max(plan.sessions), len(times)), times)
-
-
-def _in_words(at: dict[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in at.items())
 
 
 def compared(runs: dict[str, list[Figures]]) -> dict[str, Any]:
@@ -318,9 +272,9 @@ Forerun with drafts of an oracle or of the real draft model, and one session aft
 turns. Every text is compared with the target's own. With `--target formula` and --step-floor the engine costs
 nothing: the time beyond the floor (`outside`) is the verifier's own scheduler, codec and gRPC.
 
-  python -m lab bench capacity --sessions 1 8 32 --drafts off oracle=0.6 recorded --plot capacity.png
+  python -m lab bench capacity --sessions 1 8 32 --drafts off oracle=0.6 recorded
 
-Exit code 1 if more than --tolerance of Forerun's texts differ. Rounding in float32 depends on the other
+Exit code 1 if one of Forerun's texts differs. Rounding in float32 depends on the other
 sessions in a step, so two tokens whose scores agree to six digits may swap."""
 
 
@@ -339,8 +293,6 @@ def add_parser(commands: Any) -> None:
 
 
 def run(plan: Plan) -> int:
-    if plan.plot is not None:
-        check_drawing()
     if plan.target == str(demo_pair.TARGET_DIR):
         check_models(Path(plan.target), Path(plan.draft))
     machine = Machine()
@@ -357,22 +309,15 @@ def run(plan: Plan) -> int:
         "texts": counts,
     }
     finish(plan, report, table(report))
-    if plan.plot is not None:
-        from lab.bench.plots import plot_capacity
-
-        plot_capacity(report, plan.plot)
-    return 0 if counts["different_share"] <= plan.tolerance and not counts["failed"] else 1
+    return 0 if counts["compared"] and not counts["different"] and not counts["failed"] else 1
 
 
 def text_counts(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Count the texts that were compared with the target's own, that differ, and that failed."""
     own = [figures for point in points for figures in point["schemes"].values()]
-    num_compared = sum(figures["texts_compared"] for figures in own)
-    different = sum(figures["texts_different"] for figures in own)
     return {
-        "compared": num_compared,
-        "different": different,
-        "different_share": different / num_compared if num_compared else 1.0,
+        "compared": sum(figures["texts_compared"] for figures in own),
+        "different": sum(figures["texts_different"] for figures in own),
         "failed": sum(figures["failed"] for figures in own),
     }
 
@@ -393,7 +338,6 @@ COLUMNS = (
 )
 """Heading, figure, digits."""
 
-POINT_NAMES = ("sessions", "sessions_per_second", "arrivals")
 RATIOS = {"times_sequential": "x sequential", "times_streaming": "x streaming"}
 
 
@@ -401,7 +345,7 @@ def table(report: dict[str, Any]) -> list[str]:
     """Format the report: a table for each point, a line for each scheme."""
     lines = list[str]()
     for point in report["points"]:
-        at = _in_words({name: point[name] for name in POINT_NAMES if name in point})
+        at = f"sessions {point['sessions']}"
         ratios = [name for name in RATIOS if name in point]
         titles = (at, *(head for head, _, _ in COLUMNS), *(RATIOS[name] for name in ratios), "texts")
         rows = (

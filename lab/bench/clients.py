@@ -105,12 +105,6 @@ class ClientCrowd:
 
     async def run(self) -> None:
         """Carry out the whole load."""
-        await (self._open_loop() if self._job.is_open else self._closed_loop())
-
-    async def _connection(self) -> VerifierChannel:
-        return await self._stack.enter_async_context(VerifierChannel(self._job.address, OWN_CONNECTION))
-
-    async def _closed_loop(self) -> None:
         numbers = iter(self._job.numbers)
 
         async def serve(channel: VerifierChannel) -> None:
@@ -119,19 +113,8 @@ class ClientCrowd:
 
         await asyncio.gather(*map(serve, self._channels))
 
-    async def _open_loop(self) -> None:
-        """Start each text at its time, on a new connection if all are busy: its user does not wait."""
-        began_at, free, tasks = clock(), list(self._channels), list[asyncio.Task[None]]()
-
-        async def serve(number: int) -> None:
-            channel = free.pop() if free else await self._connection()
-            await self._write(channel, number)
-            free.append(channel)
-
-        for number, at in zip(self._job.numbers, self._job.times, strict=True):
-            await asyncio.sleep(max(0.0, began_at + at - clock()))
-            tasks.append(asyncio.create_task(serve(number)))
-        await asyncio.gather(*tasks)
+    async def _connection(self) -> VerifierChannel:
+        return await self._stack.enter_async_context(VerifierChannel(self._job.address, OWN_CONNECTION))
 
     async def _write(self, channel: VerifierChannel, number: int) -> None:
         """Open a session and record its text."""

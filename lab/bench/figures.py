@@ -30,7 +30,7 @@ def load_figures(outcome: StageOutcome, clients: int) -> Figures:
         **costs(runs),
         **verifier_figures(outcome.verifier),
         **ends(outcome.runs),
-        "client_cpu": rounded(max(outcome.client_cpu, default=0.0)),
+        "client_cpu": rounded(outcome.client_cpu),
     }
 
 

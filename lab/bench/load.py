@@ -141,12 +141,8 @@ class DraftOption:
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Describes one load on one verifier.
-
-    A closed load has `clients` devices. Each opens the next text when its last one ends, until all of
-    `numbers` are written. With `times` the load is open: text `numbers[i]` opens `times[i]` seconds after the
-    beginning.
-    """
+    """Describes one load on one verifier. Each of `clients` devices opens the next text when its last one
+    ends, until all of `numbers` are written."""
 
     address: str
     numbers: tuple[int, ...]  # of the texts, in order
@@ -154,14 +150,9 @@ class LoadJob:
     policy: str
     sampling: SamplingParams
     clients: int = 1
-    times: tuple[float, ...] = ()
     draft_time: float = 0.0  # of a draft step on a device, in seconds; costs no processor time here
     seed: int = 0  # of oracles
     tell_tokens: bool = False  # report the written tokens, too
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.times)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -191,16 +182,3 @@ class TextRun:
     @property
     def ended_at(self) -> float:
         return self.opened_at + (self.arrivals[-1] if self.arrivals else 0.0)
-
-
-def shares(job: LoadJob, count: int) -> list[LoadJob]:
-    """Split the job into `count` nearly equal parts, dealing texts and clients in turn."""
-    return [
-        replace(
-            job,
-            numbers=job.numbers[first::count],
-            times=job.times[first::count],
-            clients=len(range(first, job.clients, count)),
-        )
-        for first in range(count)
-    ]

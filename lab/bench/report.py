@@ -1,4 +1,4 @@
-"""Holds what the benchmarks share: options, the machine's description, tables and reports."""
+"""Holds what the benchmarks share: options, the machine's description, tables, reports and errors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from common.config.command_line import add_options
 from common.config.setting import setting
+from common.errors import ForerunError, UserError
 from forerun import terminal
 from forerun.cli import version_of
 from forerun.options import write_out
@@ -40,9 +41,32 @@ class ReportOptions:
             check_out(self.out)
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `ReportOptions` to a parser."""
+def parser_of(name: str, words: str | None) -> argparse.ArgumentParser:
+    """Return a parser of `python -m lab.benchmarks.NAME` with `--json` and `--out`, for `finish`."""
+    parser = plain_parser_of(name, words)
     add_options(parser, ReportOptions)
+    return parser
+
+
+def plain_parser_of(name: str, words: str | None) -> argparse.ArgumentParser:
+    """Return a parser of `python -m lab.benchmarks.NAME`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m lab.benchmarks.{name}",
+        description=words,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def carry_out(name: str, options: argparse.Namespace) -> int:
+    """Run `options.run`; return the exit status. Errors begin with `name`."""
+    try:
+        options.run(options)
+    except ForerunError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UserError) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 class Machine:

@@ -20,9 +20,8 @@ from typing import Any
 
 from forerun.prompts import bundled
 from forerun.rig import START_TIMEOUT, Processes, RigProcess
-from lab.bench.report import finish
+from lab.bench.report import finish, parser_of
 from lab.benchmarks.daemon import DaemonProcess
-from lab.benchmarks.reports import parser_of
 from simulator.figures import percentile, rounded
 
 

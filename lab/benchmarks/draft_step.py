@@ -25,9 +25,8 @@ from common.llama.model import LlamaSettings
 from common.llama.runtime import ALL_SEQUENCES, LlamaRuntime
 from edge_client.core.effects import DraftRow, Reroot
 from edge_client.draft.group import DraftGroup, MemberDrafter
-from lab.bench.report import finish, table
+from lab.bench.report import carry_out, finish, parser_of, table
 from lab.benchmarks.plans import SAMPLINGS
-from lab.benchmarks.reports import carry_out, parser_of
 from lab.demo_models import DRAFT_GGUF
 
 SHAPES = ("chain", "siblings", "branches")

@@ -30,8 +30,7 @@ from cloud_verifier.llama.llama_probe import TEXT
 from common.errors import LocalError
 from common.messages import Close, Commit, Open, Opened, Propose
 from common.sampling import SamplingParams
-from lab.bench.report import Machine, finish, table
-from lab.benchmarks.reports import carry_out, parser_of
+from lab.bench.report import Machine, carry_out, finish, parser_of, table
 
 COMPANY = 6
 """Sessions that write at once."""

@@ -22,8 +22,7 @@ from typing import Any
 
 from common.errors import UserError
 from forerun.terminal import note
-from lab.bench.report import finish, table
-from lab.benchmarks.reports import carry_out, parser_of
+from lab.bench.report import carry_out, finish, parser_of, table
 from simulator.arrivals import MAX_SESSIONS, Poisson
 from simulator.drafts import BetaDraft
 from simulator.experiment import Pool

@@ -31,9 +31,8 @@ from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
 from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.torch_engine import TorchEngine
-from lab.bench.report import finish, table
+from lab.bench.report import carry_out, finish, parser_of, table
 from lab.benchmarks.plans import SAMPLINGS, item_of, sampled
-from lab.benchmarks.reports import carry_out, parser_of
 from lab.demo_models import TARGET_DIR
 
 ROWS = (1, 4, 8, 16)

@@ -1,14 +1,12 @@
-"""Measure the pair as it ships on text it never saw: `python -m lab.demo_models.evaluate` prints JSON.
+"""Measure the pair as it ships on functions it never saw: `python -m lab.demo_models.evaluate` prints JSON.
 
-Functions: the target completes held-out prompts. The doctests of its greedy texts are run, and the draft's
-coupled acceptance is measured on the same texts. Library: both models read held-out modules, in windows, and
-are compared position by position. Both run in fp32, the target from its bf16 weights, the draft from its
-dequantised Q8_0 weights.
+The target completes held-out prompts. The doctests of its greedy texts are run, and the draft's coupled
+acceptance is measured on the same texts. Both run in fp32, the target from its bf16 weights, the draft from
+its dequantised Q8_0 weights.
 """
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -24,22 +21,17 @@ from transformers import LlamaForCausalLM
 from common.noise import gumbel
 from lab.demo_models import DRAFT_GGUF, ROOT
 from lab.demo_models.architecture import END_OF_TEXT_ID, load_target
-from lab.demo_models.corpus import held_out_functions, load_split
+from lab.demo_models.corpus import held_out_functions
 from lab.demo_models.gguf_export import read_gguf
 from lab.demo_models.tokenizer import load_tokenizer
-from lab.demo_models.training import pack
 from training.doctests import Verdict, run_doctests
 
-BATCH_ROWS = 8
 TEMPERATURES = (0.0, 0.8)
 EVALUATION_SEED = 2
 """Of the held-out functions; those of `prompts.json` are drawn with another."""
 
 MOST_TOKENS = 160
 """Of a text that the target writes."""
-
-
-# Functions --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -115,66 +107,10 @@ def passes(prompt: str, completion: str) -> bool:
     return bool(outcomes) and all(outcome.verdict is Verdict.PASSED for outcome in outcomes)
 
 
-# Library ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Per-position results over the evaluated text, each a vector with one entry per predicted token.
-
-    `target_loss`, `draft_loss`: nats. `agrees`: whether both models put the same token first.
-    """
-
-    target_loss: Tensor
-    draft_loss: Tensor
-    agrees: Tensor
-
-
-@torch.no_grad()
-def compare(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: Tensor, context: int) -> Comparison:
-    """Run both models over packed `tokens`, in windows of `context` tokens, and compare every prediction."""
-    num_windows = (len(tokens) - 1) // context
-    inputs = tokens[: num_windows * context].view(num_windows, context)
-    answers = tokens[1 : num_windows * context + 1].view(num_windows, context)
-    batches = zip(torch.split(inputs, BATCH_ROWS), torch.split(answers, BATCH_ROWS), strict=True)
-    parts = [compare_batch(target, draft, rows, wanted) for rows, wanted in batches]
-    return Comparison(*(torch.cat(field) for field in zip(*parts, strict=True)))
-
-
-def compare_batch(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, inputs: Tensor, answers: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fields of a `Comparison` for one batch `[rows, context]`, flattened."""
-    theirs, ours = (
-        model(input_ids=inputs, use_cache=False).logits.flatten(0, 1) for model in (target, draft)
-    )
-    losses = (F.cross_entropy(logits, answers.flatten(), reduction="none") for logits in (theirs, ours))
-    return (*losses, theirs.argmax(-1) == ours.argmax(-1))
-
-
-def summarise(result: Comparison, num_bytes_per_token: float) -> dict[str, object]:
-    """Return the figures of README.md; losses in nats per token and bits per byte."""
-    bits_per_byte = 1 / (math.log(2) * num_bytes_per_token)
-
-    def losses(loss: Tensor) -> dict[str, float]:
-        nats = loss.mean().item()
-        return {"nats_per_token": round(nats, 4), "bits_per_byte": round(nats * bits_per_byte, 4)}
-
-    return {
-        "num_tokens": len(result.agrees),
-        "bytes_per_token": round(num_bytes_per_token, 3),
-        "target": losses(result.target_loss),
-        "draft": losses(result.draft_loss),
-        "agreement": round(result.agrees.float().mean().item(), 4),
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Evaluate the committed pair on held-out functions and modules, and print the figures as JSON."""
+    """Evaluate the committed pair on held-out functions, and print the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m lab.demo_models.evaluate", description=__doc__)
     parser.add_argument("--functions", type=int, default=100, help="held-out functions (default: 100)")
-    parser.add_argument("--tokens", type=int, help="number of library tokens to evaluate (default: all)")
-    parser.add_argument("--context", type=int, default=512, help="window length in tokens (default: 512)")
     parser.add_argument(
         "--directory", type=Path, default=ROOT, help="where the pair is (default: this package)"
     )
@@ -183,15 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     target, draft = load_target(target_dir), read_gguf(options.directory / "draft" / DRAFT_GGUF.name)
     tokenizer = load_tokenizer(target_dir)
     prompts = [prompt for _, prompt in islice(held_out_functions(EVALUATION_SEED), options.functions)]
-    texts = list(load_split()[1].values())
-    tokens, _ = pack(tokenizer, [((text, 1.0),) for text in texts])
-    num_bytes_per_token = sum(len(text.encode()) for text in texts) / len(tokens)
-    result = compare(target, draft, tokens[: options.tokens], options.context)
-    figures = {
-        "functions": asdict(measure_functions(target, draft, tokenizer, prompts)),
-        "library": summarise(result, num_bytes_per_token),
-    }
-    print(json.dumps(figures, indent=2))
+    print(json.dumps(asdict(measure_functions(target, draft, tokenizer, prompts)), indent=2))
     return 0
 
 

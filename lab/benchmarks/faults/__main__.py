@@ -19,11 +19,10 @@ from pathlib import Path
 
 from forerun.demo_pair import DRAFT_GGUF
 from forerun.prompts import bundled
-from lab.bench.report import finish, table
+from lab.bench.report import finish, parser_of, table
 from lab.benchmarks.faults.draws import draw_job
 from lab.benchmarks.faults.run import Result, RunSettings, run
 from lab.benchmarks.faults.stage import RealStage
-from lab.benchmarks.reports import parser_of
 from lab.demo_models import TARGET_DIR
 
 

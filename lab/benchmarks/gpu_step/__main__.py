@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lab.benchmarks.gpu_step
-from lab.benchmarks.reports import plain_parser_of
+from lab.bench.report import plain_parser_of
 from simulator.documents import write_whole
 
 PARTS = (

@@ -21,13 +21,12 @@ from pathlib import Path
 from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun.terminal import ProgressBar
-from lab.bench.report import Machine
+from lab.bench.report import Machine, carry_out, plain_parser_of
 from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndReport, EndToEndSettings, lines_of, measure
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
 from lab.benchmarks.real_sizes.pair import Pair
 from lab.benchmarks.real_sizes.predicted import DraftRecord
 from lab.benchmarks.real_sizes.texts import open_model, texts_of
-from lab.benchmarks.reports import carry_out, plain_parser_of
 
 POLICIES = ("off", "chain", "sync:2", "sync:4", "sync:8", "tree", "adaptive")
 

@@ -11,18 +11,22 @@ long, and all times are divided by it. So the draft stands for one on a device t
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from common.errors import UserError
 from edge_client.formats.detokenizer import spelled
+from forerun.options import write_out
 from forerun.rig import Rig, RigEdge, RigProcess, RigSettings, words_of
 from lab.bench.report import table
-from lab.benchmarks import reports
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
+from simulator.documents import read_text
 from simulator.figures import as_json, figures, pace, rounded
 from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
@@ -205,10 +209,33 @@ def _figures(runs: Sequence[Run], texts: Sequence[str]) -> dict[str, Any]:
 # The report -------------------------------------------------------------------------------------------------
 
 
-class EndToEndReport(reports.Report[Cell]):
-    """Holds a row for each cell."""
+@dataclass(slots=True)
+class EndToEndReport:
+    """Holds a row for each cell. `settings` are the options that all cells have in common."""
 
-    key_of = staticmethod(Cell.of)
+    settings: dict[str, Any]
+    machine: dict[str, Any]  # where the first cell was measured
+    rows: dict[Cell, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(cls, path: Path | None, settings: dict[str, Any], machine: dict[str, Any]) -> EndToEndReport:
+        """Return the existing report, to continue it, or a new one. Raises `UserError` if options differ."""
+        if path is None or not path.exists():
+            return cls(settings, machine)
+        try:
+            document = json.loads(read_text("the report", path))
+            rows = {Cell.of(row): row for row in document["results"]}
+            report = cls(document["settings"], document["machine"], rows)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is not a report of this benchmark; give another file") from error
+        if report.settings != settings:
+            raise UserError(f"{path} was measured with other options; give another file")
+        return report
+
+    def write(self, path: Path) -> None:
+        """Write all of the report or nothing. Raises `UserError`, `CapacityError`."""
+        content = {"settings": self.settings, "machine": self.machine, "results": list(self.rows.values())}
+        write_out("the report", path, json.dumps(content, indent=2) + "\n")
 
 
 def lines_of(row: Mapping[str, Any]) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Clients write every text once and right, in this process and as processes of their own."""
+"""Clients write every text once and right."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +16,9 @@ from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.sampling import SamplingParams
-from forerun.rig import START_TIMEOUT
 from lab.bench.clients import ClientCrowd, Library
-from lab.bench.formula import FORMULA, TABLE, FormulaEngine, formula_text
+from lab.bench.formula import TABLE, FormulaEngine, formula_text
 from lab.bench.load import DraftOption, LoadJob, LoadText
-from lab.bench.stage import Stage
 
 pytestmark = pytest.mark.grpc
 
@@ -91,17 +89,9 @@ async def test_a_text_that_is_not_the_references_is_found() -> None:
 
 async def test_who_finds_the_verifier_full_is_refused_and_counted() -> None:
     async with verifier(SchedulerConfig(max_sessions=1), step_time=0.02) as (address, _):
-        crowd = await carried_out(job(address, times=(0.0, 0.0, 0.0, 0.0), clients=4))
+        crowd = await carried_out(job(address, clients=4))
     assert sum(run.finished for run in crowd.runs) == 1
     assert sum(run.refused for run in crowd.runs) == 3
-
-
-async def test_an_open_loop_does_not_wait_for_those_who_are_served() -> None:
-    async with verifier(step_time=0.02) as (address, _):
-        crowd = await carried_out(job(address, times=(0.0, 0.01, 0.02, 0.03), clients=1))
-    opened = [run.opened_at for run in crowd.runs]
-    assert max(opened) < min(run.ended_at for run in crowd.runs)
-    assert all(run.finished for run in crowd.runs)
 
 
 async def test_recorded_drafts_are_said_again() -> None:
@@ -114,38 +104,3 @@ async def test_recorded_drafts_are_said_again() -> None:
         crowd = await carried_out(job(address, drafts=DraftOption.parse("recorded"), policy="chain"), known)
     assert all(run.finished and run.difference is None for run in crowd.runs)
     assert sum(run.stats["accepted"] for run in crowd.runs) > 0
-
-
-# As processes
-
-
-def stage() -> Stage:
-    return Stage(["--model", FORMULA, "--step-floor", "2"], 2, pin=False)
-
-
-@pytest.mark.slow
-async def test_two_processes_share_a_load_and_a_third_goes_without() -> None:
-    async with stage() as on_stage:
-        await on_stage.learn(TEXTS)
-        both = await on_stage.run(job(on_stage.address, clients=3))
-        one = await on_stage.run(job(on_stage.address, clients=1))
-    assert sorted(run.number for run in both.runs) == [0, 1, 2, 3]
-    assert len(both.client_cpu) == 2
-    assert len(one.client_cpu) == 1
-    assert all(run.finished and run.difference is None for run in (*both.runs, *one.runs))
-    assert both.verifier["steps"] > 0
-
-
-@pytest.mark.slow
-async def test_without_anybody_who_listens_a_load_ends_at_once() -> None:
-    async with stage() as on_stage:
-        child = await on_stage.start("clients", module="lab.bench.clients")
-        await child.write({"do": "learn", "texts": list(map(asdict, TEXTS)), "said": {}})
-        await child.read(START_TIMEOUT)
-        endless = job(on_stage.address, clients=2, numbers=(0,) * 50_000)
-        await child.write({"do": "run", "job": asdict(endless)})
-        await child.read(START_TIMEOUT)
-        await child.write({"do": "go"})
-        assert child.process.stdin is not None
-        child.process.stdin.close()
-        await child.gone(START_TIMEOUT)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from pathlib import Path
 
 import pytest
 
 from edge_client.process.client import LocalClient
-from lab.__main__ import main
 from lab.bench.daemon import (
     DRAFTED,
     PLAIN,
@@ -21,12 +18,6 @@ from lab.bench.daemon import (
     one_text,
     report,
 )
-from tests.forerun.beside import daemon, state_folder
-
-
-@pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return state_folder(tmp_path, monkeypatch)
 
 
 def sample(client: int, kind: str = DRAFTED, took: float = 0.5, text: str = "t", number: int = 0) -> Sample:
@@ -89,36 +80,3 @@ async def test_a_real_daemon_gives_the_same_texts_both_ways(monkeypatch: pytest.
     assert plain["acceptance"] is None
     assert drafted["api_overhead_us_per_token"] > 0
     assert "does not let this command in" in refused.error
-
-
-# The command
-
-SMALL = ("bench", "daemon", "--clients", "2", "--texts", "1", "--tokens", "8")
-
-
-@pytest.mark.api
-@pytest.mark.grpc
-async def test_a_table_and_a_report(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async with daemon(state):
-        assert await asyncio.to_thread(main, [*SMALL]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert (
-            await asyncio.to_thread(
-                main, [*SMALL, "--text", "--prompt", "abc", "--json", "--out", str(state / "r")]
-            )
-            == 0
-        )
-    assert lines[0] == "2 clients, 1 texts of 8 tokens each"
-    assert lines[1].split() == ["speculation", "streaming"]
-    assert lines[-1].endswith("all 2 texts are the same")
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((state / "r").read_text())
-    assert found["kinds"]["speculation"]["tokens"] == 16
-    assert found["daemon"] == {"mode": "ahead"}
-
-
-@pytest.mark.api
-@pytest.mark.grpc
-async def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await asyncio.to_thread(main, [*SMALL]) == 1
-    assert "start one with: forerun edge" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench.figures import costs, latencies, medians, rates, ratio, verifier_figures
+from lab.bench.figures import costs, medians, rates, ratio, verifier_figures
 from lab.bench.load import TextRun
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
@@ -21,13 +21,6 @@ def test_tokens_per_second_count_from_the_beginning_to_the_last_token() -> None:
     found = rates(runs, 10.0, clients=2)
     assert found["tokens_per_second"] == pytest.approx(5 / 4)
     assert found["tokens_per_second_busy"] == pytest.approx(4 / 2)  # until the first of two had no text left
-
-
-def test_pauses_are_between_arrivals_and_not_between_tokens_of_one() -> None:
-    found = latencies([run(0, 0.0, [0.1, 0.2, 0.2, 0.2, 0.5])])
-    assert found["gap_ms_p50"] == pytest.approx(200.0)
-    assert found["ttft_ms_p50"] == pytest.approx(100.0)
-    assert found["ms_per_token"] == pytest.approx(100.0)
 
 
 def test_costs_are_per_token() -> None:

@@ -7,10 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.core.scheduler import VerifyScheduler
-from common.messages import Close, Open
-from common.sampling import SamplingParams
-from lab.bench.formula import FINGERPRINT, FormulaEngine
 from lab.bench.host import Meter
 from tests.support.clock import Clock
 
@@ -44,19 +40,3 @@ def test_gaps_lie_between_steps_and_rests_are_none() -> None:
     assert told["gap_ms"]["mean"] == pytest.approx(2.0)
     assert told["cycle_ms"]["mean"] == pytest.approx(10.0)
     assert told["wall_ms"] == pytest.approx(5028.0)
-
-
-def test_a_metered_scheduler_behaves_as_the_scheduler() -> None:
-    clock = Clock()
-    engine = FormulaEngine(64)
-    meter = Meter(engine, clock, clock)
-    plain = VerifyScheduler(engine.info)
-    scheduler: VerifyScheduler = meter.scheduler(plain)
-    scheduler.on_open(1, Open((1, 2), SamplingParams(max_tokens=4), FINGERPRINT), 0.0)
-    plan = scheduler.next_step(0.0)
-    assert plan is not None
-    scheduler.on_step_done(engine.evaluate(plan), 0.0)
-    scheduler.on_close(1, Close(), 0.0)
-    assert scheduler.next_step(0.0) is None
-    assert scheduler.idle
-    assert scheduler.sessions is plain.sessions

@@ -28,14 +28,6 @@ def test_the_first_candidate_is_right_as_often_as_asked(acceptance: float) -> No
     assert right / LENGTH == pytest.approx(acceptance, abs=error + 1e-9)
 
 
-def test_candidates_are_different_tokens_of_the_vocabulary() -> None:
-    oracle = Oracle(LoadText(0, (1,), (15, 0, 9, 3)), 0.5, 16)
-    for position in range(1, 5):
-        for tokens, _ in (oracle.candidates(position), oracle.candidates_off_path(position, position)):
-            assert len(set(tokens)) == len(tokens)
-            assert all(0 <= token < 16 for token in tokens)
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=12))
 def test_below_a_wrong_node_everything_is_off_the_path(steps: list[bool]) -> None:
     """A chain of drafted nodes, each right or wrong by its token; the oracle knows the text as long as all
@@ -67,13 +59,3 @@ def test_it_goes_on_below_a_tip_that_it_has_drafted_and_below_the_servers_own() 
     found = drafter.expand([DraftRow(9, None, whole[tip + 2], tip + 2)])[0]
     assert found.tokens[0] == whole[tip + 3]
     assert drafter.counts.asked == drafter.counts.right == 4
-
-
-def test_a_text_that_has_left_the_reference_is_not_known() -> None:
-    drafter = KnowingDrafter(TEXT, Oracle(TEXT, 1.0, VOCAB_SIZE))
-    tip = len(PROMPT) - 1
-    drafter.start(PROMPT, 1, SamplingParams())
-    other = (TEXT.whole[tip + 1] + 1) % VOCAB_SIZE
-    drafter.reroot(Reroot(((5, other),), ()))
-    found = drafter.expand([DraftRow(5, None, other, tip + 1)])[0]
-    assert found.tokens[0] != TEXT.whole[tip + 2]

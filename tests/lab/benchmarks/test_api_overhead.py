@@ -9,13 +9,6 @@ import sys
 import pytest
 
 from lab.benchmarks.api_overhead import paired
-from simulator.figures import jain
-
-
-def test_fairness_is_one_for_equals_and_falls_to_a_share_for_one_who_has_all() -> None:
-    assert jain([3.0, 3.0, 3.0, 3.0]) == 1.0
-    assert jain([1.0, 0.0, 0.0, 0.0]) == 0.25
-    assert jain([0.0, 0.0]) is None
 
 
 def test_an_event_with_tokens_of_several_steps_is_paired_token_by_token() -> None:

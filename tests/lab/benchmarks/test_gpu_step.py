@@ -105,24 +105,3 @@ def test_an_oracle_that_is_always_right_keeps_its_chain() -> None:
     more = oracle.propose()
     assert more is not None
     assert (more.tokens, more.anchor, more.seen_advance) == ((114, 115), None, 2)
-
-
-def test_an_oracle_that_was_wrong_begins_anew_below_the_tip() -> None:
-    oracle = edge(1e-9)
-    first = oracle.propose()
-    assert first is not None
-    assert first.tokens == (109, 110, 111, 112)
-    oracle.on_commit([110])
-    again = oracle.propose()
-    assert again is not None
-    assert (len(again.tokens), again.anchor, again.seen_advance) == (4, 10, 1)
-
-
-def test_an_oracle_proposes_nothing_beyond_the_text() -> None:
-    oracle = edge(1.0)
-    oracle.on_commit(list(range(110, 127)))
-    last = oracle.propose()
-    assert last is not None
-    assert last.tokens == (127, 128, 129)
-    oracle.on_commit([127, 128, 129])
-    assert oracle.propose() is None

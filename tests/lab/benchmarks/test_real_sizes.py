@@ -17,7 +17,6 @@ from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.draft.measure_pace import PaceTables
 from lab.benchmarks.plans import item_of
-from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndSettings
 from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
 from lab.benchmarks.real_sizes.oracle import OracleEngine
 from lab.benchmarks.real_sizes.pair import PairText
@@ -141,19 +140,6 @@ def test_a_predicted_draft_saves_steps_if_it_is_right_and_rows_are_cheap() -> No
     assert steps(right=True, row=0.001) < steps(right=True, row=0.090)
 
 
-def test_slowed_time_is_told_as_if_it_passed_normally() -> None:
-    settings = EndToEndSettings(60.0, 0.1, 20.0, 7.0, ("off",), 1, 3)
-    run = {"arrivals_ms": [70.0, 140.0], "stats": {"draft_time": 3.5, "draft_steps": 1}}
-    assert settings.timed(run) == {
-        "arrivals_ms": [10.0, 20.0],
-        "stats": {"draft_time": 0.5, "draft_steps": 1},
-    }
-    assert settings.link().rtt == pytest.approx(0.420)
-    target = settings.steps(Cell(30.0, 0.0, "draft", recall=True))
-    assert target.time(2, 0) == pytest.approx(0.350)
-    assert target.recall
-
-
 # Published prompts
 
 ENTRIES = {
@@ -192,20 +178,6 @@ def test_prompts_of_each_kind_are_spread_over_the_published_files(tmp_path: Path
     (tmp_path / "HumanEval.jsonl").write_text('{"text": "another file"}\n')
     with pytest.raises(UserError, match=r"not the published HumanEval\.jsonl"):
         published_prompts(model, tmp_path, 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--tokens 1", "--tokens is 1"),
-        ("--slowdown 0", "--slowdown is 0"),
-    ],
-)
-def test_a_wrong_setting_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from lab.benchmarks.real_sizes.__main__ import main
-
-    assert main(["--target", "a.gguf", "--draft", "b.gguf", "--prompts", "c", *words.split()]) == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.mark.soak

@@ -85,14 +85,6 @@ def test_transformers_loads_the_same_tokenizer(tokenizer: Tokenizer) -> None:
         assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
 
 
-def test_every_byte_has_a_token_and_nothing_is_added_to_a_text(tokenizer: Tokenizer) -> None:
-    from tokenizers import pre_tokenizers
-
-    assert all(tokenizer.token_to_id(letter) is not None for letter in pre_tokenizers.ByteLevel.alphabet())
-    assert tokenizer.encode("").ids == []
-    assert tokenizer.token_to_id("<|endoftext|>") == 0
-
-
 def prompt_of(*messages: tuple[str, str | None]) -> str:
     """What the target's own template makes of these messages (role, content)."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -121,10 +113,3 @@ def test_a_request_in_words_is_a_comment_before_the_function_and_two_blank_lines
     assert prompt_of(("user", asked)) == f"# {asked}\n"
     assert prompt_of(("user", asked), ("assistant", function)) == text
     assert prompt_of(("user", asked), ("assistant", function), ("user", asked)) == f"{text}\n\n# {asked}\n"
-
-
-def test_the_committed_template_is_the_one_that_is_written() -> None:
-    pytest.importorskip("tokenizers")
-    from lab.demo_models.tokenizer import CHAT_TEMPLATE
-
-    assert (TARGET_DIR / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
