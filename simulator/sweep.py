@@ -28,7 +28,7 @@ from simulator.experiment import (
 from simulator.figures import KINDS, PERCENTS, Figures, Measures
 from simulator.files import Experiment
 from simulator.profiles import profile
-from simulator.tables import SCHEME, TEXTS, Key, Row, Table, Value, read_rows, write_parquet
+from simulator.tables import SCHEME, TEXTS, Key, Row, Table, Value, read_rows
 from simulator.world import World
 
 RESULTS, LATENCIES, MANIFEST = "results.csv", "latencies.csv", "manifest.json"
@@ -152,7 +152,7 @@ def run_sweep(
 ) -> Path:
     """Run what is missing in `folder`, and return the path of the results.
 
-    The files do not depend on `workers`. With pyarrow, the same tables are also written as Parquet.
+    The files do not depend on `workers`.
     Raises `UserError` if the folder holds another sweep or cannot be written, `CapacityError` if it is full.
     """
     try:
@@ -162,13 +162,7 @@ def run_sweep(
         done = _mend(tables)
         missing = [cell for cell in sweep.cells() if tuple(cell.values()) not in done]
         if missing:
-            for table in tables:  # those of a smaller grid, until this one is complete
-                parquet_path(table.path).unlink(missing_ok=True)
             _run(sweep, missing, tables, workers, progress)
-        for table in tables:
-            rows = [row for cell in table.load().values() for row in cell]
-            manifest = (folder / MANIFEST).read_text(encoding="utf-8")
-            write_parquet(parquet_path(table.path), table.columns, rows, manifest)
     except OSError as error:
         kept = (
             "; what was finished is kept, and the same command continues it"
@@ -182,11 +176,6 @@ def run_sweep(
 def read_results(folder: Path) -> list[Row]:
     """Read a row per finished cell and scheme. Raises `UserError`."""
     return read_rows(folder / RESULTS, (SCHEME, *FIGURES))
-
-
-def parquet_path(table: Path) -> Path:
-    """Return the place of a CSV's twin."""
-    return table.with_suffix(".parquet")
 
 
 def shown(value: Value) -> str:

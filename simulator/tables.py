@@ -149,27 +149,3 @@ def _as_csv(rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
-
-
-# Finished tables as Parquet, for programs. pyarrow is of the extra `simulation`, loaded only here.
-
-MANIFEST_KEY = "forerun.manifest"
-"""Under which a file's metadata holds the sweep's manifest, as JSON."""
-
-
-def write_parquet(path: Path, columns: Sequence[str], rows: Sequence[Row], manifest: str) -> bool:
-    """Write the whole table or nothing; return False if pyarrow is not installed. Raises `OSError`."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        return False
-    kinds = {**dict.fromkeys(TEXTS, pyarrow.string()), **dict.fromkeys(FLAGS, pyarrow.bool_())}
-    schema = pyarrow.schema(
-        [(column, kinds.get(column, pyarrow.float64())) for column in columns],
-        metadata={MANIFEST_KEY: manifest},
-    )
-    out = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), out)
-    write_whole(path, out.getvalue())
-    return True

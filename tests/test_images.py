@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKER = ROOT / "deploy" / "docker"
@@ -118,40 +116,6 @@ def test_an_image_is_built_with_the_digests_and_the_projects_version(
     assert words[-2:] == ["--load", str(tmp_path)]
 
 
-@pytest.mark.parametrize("tag", [["--tag", "mine/x:2"], ["--tag=mine/x:2"], ["-t", "mine/x:2"]])
-def test_a_given_tag_replaces_the_default_one(tag: list[str], pinned: Path, tmp_path: Path) -> None:
-    done = run(pinned / "build.sh", "edge", "--push", *tag, PATH=fake_docker(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert not [word for word in asked_of_docker(tmp_path) if word.startswith("forerun-edge")]
-    assert "mine/x:2" in "".join(asked_of_docker(tmp_path))
-
-
-def test_a_version_that_cannot_be_a_tag_is_refused(pinned: Path, tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1+local"\n')
-    done = run(pinned / "build.sh", "edge", PATH=fake_docker(tmp_path))
-    assert done.returncode == 1
-    assert "no version that can be a tag: '1+local'" in done.stderr
-
-
-@pytest.mark.parametrize("image", IMAGES)
-def test_a_base_image_that_the_dockerfile_does_not_use_is_refused(
-    image: str, pinned: Path, tmp_path: Path
-) -> None:
-    text = (pinned / "bases.env").read_text()
-    (pinned / "bases.env").write_text(re.sub(r"(:[\w.-]+) sha256", r"\1-other sha256", text))
-    done = run(pinned / "build.sh", image, PATH=fake_docker(tmp_path))
-    assert done.returncode == 1
-    assert f"{image}.Dockerfile does not take" in done.stderr
-
-
-def test_an_image_is_built_with_its_bill_of_materials(pinned: Path, tmp_path: Path) -> None:
-    (tmp_path / "deploy" / "sbom" / "edge.cdx.json").unlink()
-    done = run(pinned / "build.sh", "edge", PATH=fake_docker(tmp_path))
-    assert done.returncode == 1
-    assert "deploy/sbom/edge.cdx.json is missing; run make sbom" in done.stderr
-    assert not (tmp_path / "asked").exists()
-
-
 def test_digests_are_filled_in_and_then_built_with(copy: Path, tmp_path: Path) -> None:
     before = (copy / "bases.env").read_text().splitlines()
     assert run(copy / "pin.sh", PATH=fake_docker(tmp_path, f"echo {DIGEST}")).returncode == 0
@@ -166,16 +130,6 @@ def test_all_digests_are_written_or_none(answer: str, pinned: Path, tmp_path: Pa
     before = sorted((path, path.read_bytes()) for path in pinned.iterdir())
     assert run(pinned / "pin.sh", PATH=fake_docker(tmp_path, answer)).returncode == 1
     assert sorted((path, path.read_bytes()) for path in pinned.iterdir()) == before
-
-
-def test_compose_asks_for_the_tags_that_are_built() -> None:
-    """tests/deploy/test_overlays.py holds the same for the overlays and the chart."""
-    compose = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text(encoding="utf-8"))
-    images = {service["image"] for service in compose["services"].values()}
-    assert {image for image in images if image.startswith("forerun-")} == {
-        f"forerun-verifier-cpu:{VERSION}",
-        f"forerun-edge:{VERSION}",
-    }
 
 
 @pytest.mark.parametrize(
@@ -193,80 +147,6 @@ def test_wrong_arguments_are_refused_with_a_reason(words: list[str], said: str) 
     done = run(DOCKER / words[0], *words[1:])
     assert done.returncode == 1
     assert said in done.stderr
-
-
-def step(*words: str | Path, **environment: str) -> str:
-    """What a function of the script says."""
-    script = (DOCKER / "steps.sh").as_posix()
-    done = run("bash", "-c", f'source "{script}"; "$@"', "bash", *words, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def machine(folder: Path, name: str) -> str:
-    """A PATH with a uname of another machine."""
-    program = folder / "bin" / "uname"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho {name}\n")
-    program.chmod(0o755)
-    return f"{program.parent}:{os.environ['PATH']}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "more"),
-    [
-        ("edge", "x86_64", set()),
-        ("edge", "aarch64", {"-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"}),
-        ("verifier-cpu", "x86_64", set()),
-        (
-            "edge-jetson",
-            "aarch64",
-            {"-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod", "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=87"},
-        ),
-    ],
-)
-def test_llama_cpp_is_built_for_the_machine_of_the_image(
-    kind: str, name: str, more: set[str], tmp_path: Path
-) -> None:
-    words = set(step("cmake_arguments", kind, PATH=machine(tmp_path, name)).split())
-    assert {"-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF"} <= words
-    assert words - {"-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF", "-DLLAVA_BUILD=OFF", "-DLLAMA_CURL=OFF"} == more
-
-
-def test_slim_removes_files_that_nothing_loads(tmp_path: Path) -> None:
-    packages = tmp_path / "lib" / "python3.11" / "site-packages"
-    kept = {
-        "torch/bin/torch_shm_manager",
-        "other/tests/x.py",
-        "torch/lib/libtorch.so",
-        "numpy/core.py",
-        "llama_cpp/lib/libx.so.0.1.2",
-    }
-    lost = {
-        *("include/llama.h", "bin/tool", "lib/libx.so", "lib/cmake/x.cmake", "torch/include/a/b.h"),
-        *("torch/bin/test_api", "torch/bin/models/x.ptl", "torch/share/x", "torch/test/x.py"),
-        *("numpy/a/tests/test_x.py", "sympy/tests/test_x.py", "numpy/lib/x.a"),
-    }
-    for name in kept | lost:
-        path = packages / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"library")
-    step("slim", tmp_path)
-    assert {path.relative_to(packages).as_posix() for path in packages.rglob("*") if path.is_file()} == kept
-
-
-def test_copies_of_a_library_become_links_to_one_file(tmp_path: Path) -> None:
-    for name in ("libx.so", "libx.so.0", "libx.so.0.1.2"):
-        (tmp_path / name).write_bytes(b"library")
-    for name in ("libx-base.so", "libx-base.so.0"):
-        (tmp_path / name).write_bytes(b"another")
-    (tmp_path / "libother.so").write_bytes(b"one")
-    (tmp_path / "libother.so.1").write_bytes(b"two")
-    step("one_of_each", tmp_path)
-    real = {path.name for path in tmp_path.iterdir() if not path.is_symlink()}
-    assert real == {"libx.so.0.1.2", "libx-base.so.0", "libother.so", "libother.so.1"}
-    assert (tmp_path / "libx.so").resolve() == tmp_path / "libx.so.0.1.2"
-    assert (tmp_path / "libother.so").read_bytes() == b"one"
 
 
 # --- steps.sh check -----------------------------------------------------------------------------------------

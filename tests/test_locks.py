@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,16 +17,6 @@ IMAGES = {"edge": "edge", "verifier-cpu": "verifier", "verifier-cuda": "verifier
 """Lock of an image -> the extra that it holds."""
 
 PIN = re.compile(r"([\w.-]+)==([^\s;]+)(?: ; (.+?))?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*")
-LINUX = [
-    {
-        "sys_platform": "linux",
-        "platform_machine": machine,
-        "python_version": python,
-        "python_full_version": f"{python}.1",
-    }
-    for machine in ("x86_64", "aarch64")
-    for python in ("3.11", "3.12", "3.13")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +62,3 @@ def test_direct_requirements_are_those_that_the_tests_run_with(name: str) -> Non
     for each in tested:
         pin = found.get(re.sub(r"[._-]+", "-", each.name).lower())
         assert pin is None or each.specifier.contains(pin.version), f"{pin} is not {each}"
-
-
-@pytest.mark.parametrize(
-    "environment", LINUX, ids=lambda each: f"{each['platform_machine']}-{each['python_version']}"
-)
-def test_sides_stay_apart(environment: dict[str, str]) -> None:
-    def here(name: str) -> set[str]:
-        return {
-            pin.name
-            for pin in pins(name).values()
-            if not pin.marker or Marker(pin.marker).evaluate(environment)
-        }
-
-    assert not {"torch", "transformers", "safetensors", "triton"} & here("edge")
-    assert not {name for name in here("edge") if name.startswith("nvidia-")}
-    for name in ("verifier-cpu", "verifier-cuda"):
-        assert "llama-cpp-python" not in here(name)
-        assert "torch" in here(name)
-    assert not {name for name in here("verifier-cpu") if name.startswith(("nvidia-", "cuda-", "triton"))}
-    assert "triton" in here("verifier-cuda")
-
-
-def test_build_tools_are_locked() -> None:
-    backend = {
-        Requirement(text).name
-        for text in tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    }
-    assert backend <= set(pins("build"))
-    assert {"scikit-build-core", "cmake", "ninja"} <= set(pins("build")), (
-        "what llama-cpp-python is built with"
-    )
-    shared = set(pins("build")) & set(pins("verifier-cpu"))
-    assert {name: pins("build")[name].version for name in shared} == {
-        name: pins("verifier-cpu")[name].version for name in shared
-    }

@@ -48,7 +48,6 @@ from simulator.sweep import (
     SweepProgress,
     axis_values,
     grids,
-    parquet_path,
     read_results,
     run_sweep,
     shown,
@@ -174,8 +173,6 @@ def _sweep(options: SweepOptions) -> int:
     sweep = Sweep(options.experiment, grids(options.axis))
     table = _run_sweep(sweep, options.out, options.workers)
     print(f"all {len(sweep.cells())} points of the grid are in {table}")
-    if not parquet_path(table).exists():
-        print("there are no Parquet files, which need pyarrow; pip install 'forerun[simulation]' installs it")
     return 0
 
 

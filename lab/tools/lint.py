@@ -28,7 +28,7 @@ ALLOWED = {
         edge_client.texts.resume._read edge_client.process.run_file.read_any
         forerun.doctor.draft.main
         training.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
-        simulator.sweep._has_finished_cells simulator.sweep.run_sweep simulator.tables.Table.keep
+        simulator.sweep._has_finished_cells simulator.tables.Table.keep
         simulator.tables.Table.load""",
     "the user or the configuration names the file": """
         edge_client.fleet.mqtt._password forerun.commands.chat._plain_line forerun.options.read_prompt

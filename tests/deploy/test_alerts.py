@@ -216,12 +216,5 @@ def test_an_alert_does_not_fire_on_less(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.promtool
-@pytest.mark.parametrize("name", [name for name in CASES if "for" in rules()[name]])
-def test_an_alert_waits_before_it_wakes_anybody(name: str, tmp_path: Path) -> None:
-    """What lasts a moment is nobody's business: not in the first minute."""
-    check(name, CASES[name].fires, 0, False, tmp_path)
-
-
-@pytest.mark.promtool
 def test_prometheus_takes_the_rules() -> None:
     promtool("check", "rules", str(ALERTS))

@@ -12,7 +12,7 @@ import yaml
 from forerun.cli import build_parser
 from forerun.commands.verify import check, config_of
 from lab.__main__ import main
-from lab.tools.chart import CHART, OVERLAYS, ROOT, overlays, rendered
+from lab.tools.chart import CHART, ROOT, overlays, rendered
 from tests.deploy.rules import RULES, View, checked
 
 pytestmark = pytest.mark.kube
@@ -105,7 +105,3 @@ def test_an_upgrade_changes_no_selector() -> None:
     for overlay in overlays():
         for each in view(overlay).of("Deployment"):
             assert each["spec"]["selector"] == {"matchLabels": labels}
-
-
-def test_all_overlays_are_there() -> None:
-    assert {path.name for path in OVERLAYS.iterdir()} == set(overlays())

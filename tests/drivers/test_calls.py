@@ -17,7 +17,6 @@ from google.rpc.status_pb2 import Status as RichStatus
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cloud_verifier.core.engine_protocol import Chat
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.identity.caller_files import live_limits
@@ -181,17 +180,6 @@ async def test_describe_health_and_reflection_answer() -> None:
     assert description.fingerprint == VOCABULARY.fingerprint
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     assert SERVICE_NAME in names
-
-
-@pytest.mark.parametrize("asked", [True, False])
-async def test_describe_has_the_chat_template_only_on_request(asked: bool) -> None:
-    chat = Chat("{{ messages }}", "<s>", "</s>")
-    async with running(chat=chat) as system, VerifierChannel(system.address) as channel:
-        description = await channel.describe(include_chat_template=asked)
-    expected = ("{{ messages }}", "<s>", "</s>") if asked else ("", "", "")
-    assert (description.chat_template, description.bos_token, description.eos_token) == expected
-    assert description.grammars
-    assert description.vocabulary is None
 
 
 def broken(now: float) -> None:

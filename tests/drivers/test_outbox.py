@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cloud_verifier.core.effects import End
 from cloud_verifier.server.outbox import FULL, LEAST_TOKENS, LOGPROB_BYTES, TOKEN_BYTES, Outbox, joined
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
@@ -27,12 +25,6 @@ def test_two_joined_commits_hold_the_content_of_both() -> None:
     both = joined(FIRST, SECOND)
     assert both == Commit(5, (1, 2, 3), 0b110, 3, 40, 12, 300, 9, 5, 2)
     assert joined(both, THIRD) == Commit(5, (1, 2, 3, 4, 5), 0b1110, 6, 50, 13, 600, 0, 8, 3)
-
-
-def test_log_probabilities_stay_with_their_tokens() -> None:
-    one, two, three = (TokenLogprobs(-float(token), ((token, -0.5),)) for token in (1, 2, 3))
-    first, second = replace(FIRST, logprobs=(one, two)), replace(SECOND, logprobs=(three,))
-    assert joined(first, second).logprobs == (one, two, three)
 
 
 async def test_only_commits_that_wait_next_to_each_other_are_joined() -> None:

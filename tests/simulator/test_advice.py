@@ -14,7 +14,7 @@ from simulator.drafts import BetaDraft
 from simulator.experiment import Pool
 from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
-from simulator.schemes import FORERUN, SERVER_STREAMING
+from simulator.schemes import FORERUN
 from simulator.world import DeviceSpec, World
 
 pytestmark = pytest.mark.slow
@@ -26,15 +26,6 @@ SMALL = World(tokens=60, link=LinkSpec(rtt=0.04))
 @pytest.fixture(autouse=True)
 def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_ENOUGH", 0.2)
-
-
-def test_a_good_draft_is_recommended_with_its_gain() -> None:
-    advice = advise(SMALL, repeats=2, workers=1)
-    assert advice.best == FORERUN
-    assert advice.speedup(SERVER_STREAMING) == 1.0
-    words = " ".join(in_words(SMALL, advice))
-    assert words.startswith("Draft on the device: at 40 ms")
-    assert f"{advice.speedup(FORERUN):.2f} times as fast" in words
 
 
 def test_a_useless_draft_is_not_recommended() -> None:
@@ -76,12 +67,3 @@ def test_a_recording_stands_for_the_acceptance(tmp_path: Path, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         main([*arguments, "--acceptance", "0.8"])
     assert "not allowed with argument" in capsys.readouterr().err
-
-
-def test_the_command_speaks_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["simulate", "advise", "--rtt", "30", "--step", "30", "--draft", "5", "--repeats", "1"]
-    assert main([*arguments, "--acceptance", "0.8", "--workers", "1", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["best"] == FORERUN
-    assert main([*arguments, "--acceptance", "1.8"]) == 2
-    assert "draft mean is 1.8" in capsys.readouterr().err

@@ -64,15 +64,6 @@ def test_sessions_that_never_meet_are_each_like_one_alone() -> None:
         assert result.arrivals == pytest.approx(alone.arrivals)
 
 
-def test_sessions_that_meet_wait_for_each_other() -> None:
-    ends = [
-        max(each.arrivals[-1] for each in simulate(world(Poisson(rate, 30)), policy_maker(SERVER_STREAMING)))
-        for rate in (0.01, 1.0, 100.0)
-    ]
-    assert ends == sorted(ends)
-    assert ends[-1] > ends[0]
-
-
 # Recorded arrivals ------------------------------------------------------------------------------------
 
 
@@ -108,11 +99,6 @@ def test_a_window_is_cut_scaled_and_capped(tmp_path: Path) -> None:
     assert len(read_arrivals(path, Window(start=2.0, duration=58.0)).requests) == 2  # the end is not in it
     capped = world(read_arrivals(path, Window(max_tokens=15))).sessions()
     assert [each.tokens for each in capped] == [15, 15, 10, 15]
-
-
-def test_lengths_that_were_not_recorded_are_the_worlds(tmp_path: Path) -> None:
-    plan = world(read_arrivals(write(tmp_path, "time_s,generated_tokens\n0,7\n3,8\n"), Window())).sessions()
-    assert [(each.start, each.prompt_tokens, each.tokens) for each in plan] == [(0.0, 16, 7), (3.0, 16, 8)]
 
 
 # Experiments and documents ----------------------------------------------------------------------------

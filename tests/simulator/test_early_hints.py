@@ -35,11 +35,6 @@ def test_hints_save_no_more_than_the_rest_of_each_step() -> None:
     assert without - helped <= 0.5 * 0.030 * steps.target_steps / steps.committed * 1.1
 
 
-def test_hints_over_a_long_way_come_too_late() -> None:
-    far = replace(NEAR, link=LinkSpec(rtt=0.1))
-    assert pace(far, "chain", 0.5, 0.9) == pytest.approx(pace(far, "chain", 0.0, 0.0), rel=0.05)
-
-
 def test_hints_are_read_from_a_world() -> None:
     spec = experiment_from({"verifier": {"hint_at": 0.5, "hint_skill": 0.8}}).world.verifier
     assert (spec.hint_at, spec.hint_skill) == (0.5, 0.8)

@@ -18,7 +18,6 @@ from simulator.figures import (
     latencies,
     measures,
     pace,
-    percentile,
     window_paces,
 )
 
@@ -68,12 +67,6 @@ def test_a_text_of_one_token_has_no_pace_and_does_not_count_beside_others() -> N
     assert (both.ms_per_token, both.ms_per_token_p50, both.ms_per_token_p95) == (40.0, 40.0, 40.0)
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
-    assert percentile([4.0, 2.0, 3.0, 1.0], 50) == 2.0
-    assert percentile([1.0, 2.0, 3.0, 4.0], 95) == 4.0
-    assert percentile([], 50) is None
-
-
 # Simulated sessions
 
 
@@ -88,13 +81,6 @@ def test_gaps_within_a_commit_are_zero_and_no_percentile_lies_between() -> None:
     assert by_percent[50] == by_percent[75] == 0.0
     assert by_percent[80] == by_percent[99.9] == pytest.approx(100.0)
     assert found[WINDOW] == pytest.approx([25.0] * len(PERCENTS))
-
-
-def test_a_single_token_has_no_latency_and_no_rate() -> None:
-    assert latencies([session((0.1,))]) == {GAP: (), WINDOW: ()}
-    found = measures([session((0.1,))])
-    assert math.isnan(found.session_rate_p50)
-    assert found.ttft_ms_p95 == pytest.approx(100.0)
 
 
 def test_rates_are_of_sessions_not_of_tokens() -> None:

@@ -84,12 +84,6 @@ def test_a_device_sends_less_to_a_verifier_that_drafts_well() -> None:
     assert sent(HeadsSpec((0.92,) * 8)) < 0.2 * sent(None)
 
 
-def test_heads_are_read_from_a_world_file() -> None:
-    table = {"verifier": {"heads": {"accuracy": [0.8, 0.7], "ms_per_level": 2.0, "likeness": 0.5}}}
-    heads = experiment_from(table).world.verifier.heads
-    assert heads == HeadsSpec((0.8, 0.7), time_per_level=0.002, likeness=0.5)
-
-
 @pytest.mark.parametrize(
     "heads", [3, {"accuracy": "high"}, {"accuracy": [1.5]}, {"accuracy": []}, {"k": 2.0}]
 )

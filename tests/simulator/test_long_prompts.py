@@ -38,10 +38,6 @@ def test_the_draft_catches_up_and_then_helps() -> None:
     assert rest[1] < 0.7 * rest[0]
 
 
-def test_a_text_that_ends_before_the_prompt_is_read_costs_the_device_nothing() -> None:
-    assert run("adaptive", tokens=100).stats.draft_steps == 0
-
-
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_draft_that_waits_takes_no_step_before_the_first_token(waits: bool) -> None:
     found = dict[int, SessionResult]()

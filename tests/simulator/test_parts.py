@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common.errors import LocalError, UserError
+from common.errors import UserError
 from simulator.drafts import BetaDraft
 from simulator.events import Draws, DrawStream, EventHeap
 from simulator.knowledge import (
@@ -30,16 +30,6 @@ def test_what_is_planned_for_one_moment_happens_in_the_order_of_planning() -> No
     events.run()
     assert seen == ["first", "a", "b", "c"]
     assert events.now == 1.0
-
-
-def test_the_past_cannot_be_planned() -> None:
-    events = EventHeap()
-    events.at(1.0, lambda: None)
-    events.run()
-    with pytest.raises(LocalError, match=r"it is 1\.0 already"):
-        events.at(0.9, lambda: None)
-    with pytest.raises(LocalError):
-        events.at(math.nan, lambda: None)
 
 
 # Draws ------------------------------------------------------------------------------------------------
@@ -117,18 +107,5 @@ def test_a_line_through_steps_on_a_line_is_that_line() -> None:
     assert line == pytest.approx((0.004, 0.001))
 
 
-def test_steps_count_as_often_as_they_were() -> None:
-    """Two of 4 ms and one of 7 ms at one width: 5 ms, and nothing is known of further rows."""
-    assert fit_line([(3, 2, 0.008), (3, 1, 0.007)]) == pytest.approx((0.005, 0.0))
-
-
 def test_more_rows_never_take_less_time() -> None:
     assert fit_line([(1, 1, 0.009), (4, 1, 0.003)]) == pytest.approx((0.006, 0.0))
-
-
-def test_no_step_takes_no_time() -> None:
-    """A line whose beginning would lie below 0 becomes flat."""
-    line = fit_line([(4, 1, 0.001), (8, 1, 0.030)])
-    assert line == pytest.approx((0.0155, 0.0))
-    with pytest.raises(LocalError, match="no step times"):
-        fit_line([(1, 0, 0.0)])

@@ -40,27 +40,12 @@ def test_a_draft_beside_the_target_pays_the_link_once() -> None:
     assert result.tokens == result.truth
 
 
-def test_it_drafts_at_the_servers_pace_where_that_is_given() -> None:
-    fast = replace(FAR, verifier=VerifierSpec(draft=DeviceSpec(0.001, 0.0)))
-    (result,) = run_scheme("colocated:sync:5", fast)
-    gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
-    assert gaps == pytest.approx([5 * 0.001 + 0.03 + 5 * 0.00005] * 9)
-
-
 def test_without_a_draft_it_is_server_streaming() -> None:
     """The user's bytes and the link are the same, so nothing else may differ."""
     narrow = replace(FAR, link=LinkSpec(rtt=0.1, bandwidth_up=800.0, bandwidth_down=800.0))
     (beside,), (streamed,) = (run_scheme(scheme, narrow) for scheme in ("colocated:off", SERVER_STREAMING))
     assert beside.arrivals == pytest.approx(streamed.arrivals)
     assert (beside.bytes_up, beside.bytes_down) == (streamed.bytes_up, streamed.bytes_down)
-
-
-def test_the_users_link_may_be_any_link() -> None:
-    slow = replace(FAR, link=LinkSpec(rtt=0.1, jitter=0.02, loss=0.02, bandwidth_down=500.0))
-    (result,) = run_scheme("colocated:sync:5", slow)
-    assert result.tokens == result.truth
-    assert list(result.arrivals) == sorted(result.arrivals)
-    assert result.arrivals[-1] > result.bytes_down / 500.0  # the bottleneck was passed
 
 
 def test_a_scheme_that_is_none_is_refused() -> None:
@@ -103,24 +88,7 @@ def test_the_bound_is_none_for_drafts_elsewhere(capsys: pytest.CaptureFixture[st
     assert table[-1] == "* writes another text than the target"
 
 
-def test_the_bound_is_none_where_a_bottleneck_favours_few_messages() -> None:
-    narrow = World(tokens=40, link=LinkSpec(bandwidth_up=1000.0))
-    outcomes = run_experiment(Experiment(narrow, 1, (CLAIRVOYANT, "sync:4")), workers=1)
-    assert distance_to_bound(outcomes, "sync:4") is None
-
-
 # Replicas and power ---------------------------------------------------------------------------------------
-
-
-def test_replicas_share_the_sessions() -> None:
-    """Eight sessions on two verifiers are as four on one."""
-    verifier = VerifierSpec(step_time_per_node=0.002, replicas=2)
-    eight = World(tokens=40, clients=8, verifier=verifier)
-    four = World(tokens=40, clients=4, verifier=replace(verifier, replicas=1))
-    paces = [run_scheme(SERVER_STREAMING, world)[0].arrivals for world in (eight, four)]
-    assert paces[0] == paces[1]
-    crowded = run_scheme(SERVER_STREAMING, replace(eight, verifier=replace(verifier, replicas=1)))
-    assert crowded[0].arrivals[-1] > paces[0][-1]
 
 
 @pytest.mark.parametrize("scheme", [FORERUN, "colocated:chain", DEVICE_ONLY])

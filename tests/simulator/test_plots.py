@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -10,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from common.errors import CapacityError, UserError
+from common.errors import UserError
 from forerun.cli import main
-from simulator.canvas import AXIS_WORDS, SPARE, styles
+from simulator.canvas import SPARE, styles
 from simulator.plots import (
     plot_capacity,
     plot_pace,
     plot_speedup,
 )
 from simulator.schemes import COLOCATED, FORERUN, SERVER_STREAMING
-from simulator.sweep import AXES, FIGURES
+from simulator.sweep import FIGURES
 from simulator.tables import Row
 from tests import wording
 
@@ -56,10 +55,6 @@ def test_a_policy_with_settings_looks_the_same_in_every_plot() -> None:
     assert len(set(crowd.values())) == len(SPARE)
 
 
-def test_every_axis_of_a_sweep_has_its_words() -> None:
-    assert AXIS_WORDS.keys() == set(AXES)
-
-
 # Kinds ----------------------------------------------------------------------------------------------------
 
 
@@ -78,16 +73,6 @@ def test_a_plot_is_drawn(
 ) -> None:
     plot(rows, tmp_path / "plot.png", *arguments)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-
-
-def test_points_without_a_pace_are_left_out(tmp_path: Path) -> None:
-    """As a sweep over texts of a single token reads back."""
-    rows = surface(with_colocated=False)
-    for each in rows[:2]:
-        each.update(dict.fromkeys(name for name in FIGURES if name not in ("policy", "identical")))
-    plot_pace(rows, tmp_path / "plot.png")
-    with wording.raises(UserError):
-        plot_speedup(rows, tmp_path / "plot.png")
 
 
 # Refusals -------------------------------------------------------------------------------------------------
@@ -113,22 +98,6 @@ def test_a_plot_that_cannot_be_is_refused(
 ) -> None:
     with wording.raises(UserError):
         plot(rows, tmp_path / "p.png", *arguments)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with wording.raises(UserError):
-        plot_pace(surface(), tmp_path / "p.bmp")
-
-
-def test_a_full_disk_leaves_no_half_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> int:
-        path.touch()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with wording.raises(CapacityError):
-        plot_pace(surface(), tmp_path / "p.png")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,10 +11,9 @@ from common.prompt_lookup import SharedTexts
 from common.suffix_index import GrowingIndex
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
-from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.events import Draws
 from simulator.figures import SessionResult
-from simulator.files import experiment_from
 from simulator.knowledge import BEST, KINDS, NUM_CANDIDATES, VOCAB_SIZE
 from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
@@ -44,13 +43,6 @@ def run(draft: Draft, scheme: str, verifier: bool = False, device: bool = False)
     )
     (result,) = run_scheme(scheme, world)
     return result
-
-
-def test_a_verifier_alone_writes_a_text_that_repeats_itself_in_fewer_steps() -> None:
-    plain = run(circling(), "server_streaming")
-    helped = run(circling(), "server_streaming", verifier=True)
-    assert plain.stats.target_steps == 120
-    assert helped.stats.target_steps < 40
 
 
 def test_a_device_writes_a_text_that_repeats_itself_in_fewer_steps() -> None:
@@ -121,17 +113,3 @@ def test_a_drawn_text_has_tokens_of_many_kinds_for_those_who_look_things_up() ->
         assert {token % (NUM_CANDIDATES + 1) for token in off[0]} == {
             token % (NUM_CANDIDATES + 1) for token in tokens
         }
-
-
-def test_a_recorded_text_is_read_as_it_was_written_and_a_log_as_a_drawn_one() -> None:
-    read = circling().read(Draws(1), first=10)
-    assert [read.truth(place) for place in range(10, 18)] == [50, 51, 52, 53, 54, 55, 56, 50]
-    assert read.candidates(11)[0] == (51, 9)
-    log = logged_draft("log", ((2, 1, 2),)).read(Draws(1))
-    assert len({log.truth(place) for place in range(0, 300, 3)}) > 1
-
-
-@pytest.mark.parametrize("table", ["device", "verifier"])
-def test_a_world_says_who_guesses(table: str) -> None:
-    assert experiment_from({table: {"recall": True}}).world.looks_up
-    assert not experiment_from({table: {"recall": False}}).world.looks_up

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.calibration import SHIPPED, promised
+from common.calibration import promised
 from common.errors import LocalError, UserError
 from simulator.drafts import ReplayedDraft, ReplayedTexts, logged_draft, recorded_draft
 from simulator.events import Draws
@@ -97,13 +97,6 @@ GOOD_TEXT = {
     "prompt_tokens": 3, "tokens": [5, 6], "candidates": [[5, 7], [8, 9]], "scores": [[2, 1], [1, 1]],
     "ranks": [1, None],
 }  # fmt: skip
-
-
-def test_step_times_may_be_left_out_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(json.dumps(GOOD_HEADER) + "\n\n" + json.dumps(GOOD_TEXT) + "\n", encoding="utf-8")
-    found = read_recording(path)
-    assert (found.header.draft_step_ms, found.texts[0].ranks) == ({}, (1, None))
 
 
 @pytest.mark.parametrize(
@@ -200,16 +193,6 @@ def test_candidates_beyond_the_simulators_eight_count_as_outside() -> None:
     assert knowledge.candidates(0) == (tuple(range(BEST, OUTSIDE)), scores[:8])
 
 
-def test_the_simulated_rate_of_the_best_token_is_the_recordings() -> None:
-    draft = recorded_draft("short", SHORT)
-    assert draft.mean == SHORT.hit_rate == 6 / 9
-    assert draft.prior == SHIPPED.at(SHORT.header.temperature)
-    seen = [
-        truth for place, text in enumerate(SHORT.texts) for truth in truths(draft, place, len(text.tokens))
-    ]
-    assert seen.count(1) / len(seen) == SHORT.hit_rate
-
-
 @given(st.lists(st.sampled_from([1, 1, 1, 2, None]), min_size=1, max_size=60), st.integers(1, 8))
 def test_a_sync_run_accepts_exactly_what_the_recording_says(ranks: list[int | None], block: int) -> None:
     result = sync_run(recorded_draft("r", recording_of(ranks)), len(ranks), block)
@@ -217,25 +200,6 @@ def test_a_sync_run_accepts_exactly_what_the_recording_says(ranks: list[int | No
     assert result.stats.target_steps == len(steps)
     arrivals = [result.arrivals.count(when) for when in dict.fromkeys(result.arrivals)]
     assert arrivals == steps
-
-
-@pytest.mark.parametrize("policy", ["tree", "chain", "sync:4", "off", "clairvoyant"])
-def test_the_text_is_the_recordings_whatever_the_policy(policy: str) -> None:
-    """`simulate` itself compares with the truth; two clients take two texts."""
-    draft = recorded_draft("short", SHORT)
-    first, second = simulate(World(tokens=9, clients=2, draft=draft), policy_maker(policy))
-    assert ranks_of(first.tokens) == [1, 1, 2, 1, None, 1, 3, 1, 1]
-    assert ranks_of(second.tokens) == [3, 1, 1, 1, 1, 2, 1, None, 1]
-
-
-def test_each_seed_goes_on_where_the_one_before_left_off() -> None:
-    draft = recorded_draft("texts", recording_of([1], [2], [3], [None]))
-    tokens = [
-        result.tokens[0]
-        for seed in (1, 2)
-        for result in simulate(World(tokens=1, clients=2, draft=draft, seed=seed), policy_maker("off"))
-    ]
-    assert ranks_of(tokens) == [1, 2, 3, None]
 
 
 def world_of(tmp_path: Path, header: RecordingHeader, **tables: Any) -> World:

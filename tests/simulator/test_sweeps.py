@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import json
 import os
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import CapacityError, ForerunError, UserError
-from forerun.cli import main
+from common.errors import CapacityError, UserError
 from simulator import sweep as sweeps
 from simulator.arrivals import Poisson
 from simulator.experiment import Pool, SchemeOutcome, run_experiments
@@ -31,7 +29,6 @@ from simulator.sweep import (
     Sweep,
     SweepProgress,
     grids,
-    parquet_path,
     read_results,
     run_sweep,
 )
@@ -68,16 +65,6 @@ def test_every_point_of_the_grid_is_run_once(tmp_path: Path) -> None:
     assert slow == pytest.approx([30.0] * 4)
 
 
-def test_latencies_have_both_kinds_for_every_point(tmp_path: Path) -> None:
-    run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0)}), tmp_path, 1)
-    rows = read_latencies(tmp_path)
-    found = [(row["rtt_ms"], row["scheme"], row["kind"]) for row in rows]
-    assert len(found) == len(set(found)) == 2 * 2 * 2
-    for row in rows:
-        if row["scheme"] == SERVER_STREAMING:
-            assert {row[name] for name in sweeps.PERCENTILES} == {30.0}
-
-
 def test_an_interrupted_sweep_goes_on_and_ends_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +80,6 @@ def test_an_interrupted_sweep_goes_on_and_ends_the_same(
     part = tmp_path / "part"
     with pytest.raises(KeyboardInterrupt):
         run_sweep(Sweep(EXPERIMENT, GRID), part, 1)
-    assert not parquet_path(part / RESULTS).exists()
     monkeypatch.undo()
     with (part / RESULTS).open("a", encoding="utf-8") as file:
         file.write("40.0,0.5,server_streaming,off,3")  # the machine went down within a line
@@ -101,19 +87,6 @@ def test_an_interrupted_sweep_goes_on_and_ends_the_same(
     run_sweep(Sweep(EXPERIMENT, GRID), part, 1, told.append)
     assert [each.cells_done for each in told if each.cell] == [3, 4]
     assert contents(part) == contents(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("kept", [-1, -2])
-def test_half_a_point_is_run_again(tmp_path: Path, name: str, kept: int) -> None:
-    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
-    whole = contents(tmp_path)
-    lines = (tmp_path / name).read_text().splitlines(keepends=True)
-    (tmp_path / name).write_text("".join(lines[:kept]))
-    told: list[SweepProgress] = []
-    run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1, told.append)
-    assert [each.cells_done for each in told if each.cell] == [4]
-    assert contents(tmp_path) == whole
 
 
 HEED_INTERRUPTS = """
@@ -197,20 +170,6 @@ def test_results_of_another_version_or_without_a_manifest_are_not_mixed(tmp_path
 # Disks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_read_only_folder_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, content: bytes) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ForerunError, match=r"cannot be written to .*below, and no point of it is finished: "):
-        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path / "file" / "below", 1)
-    (tmp_path / "file").unlink()
-    monkeypatch.setattr(Path, "write_bytes", refuse)  # a superuser's tests may write anywhere
-    with pytest.raises(UserError, match=r"no point of it is finished: Permission denied"):
-        run_sweep(Sweep(EXPERIMENT, GRID), tmp_path, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -229,7 +188,6 @@ def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
         run_sweep(sweep, tmp_path / "part", 1)
     monkeypatch.undo()
     assert {row["mean"] for row in read_results(tmp_path / "part")} == {0.5}
-    assert not parquet_path(tmp_path / "part" / RESULTS).exists()
     run_sweep(sweep, tmp_path / "part", 1)
     run_sweep(sweep, tmp_path / "whole", 1)
     assert contents(tmp_path / "part") == contents(tmp_path / "whole")
@@ -259,54 +217,6 @@ def test_a_damaged_table_is_named_and_a_damaged_end_is_mended(
     else:
         run_sweep(sweep, tmp_path, 1)
         assert table.read_bytes() == whole
-
-
-def test_numbers_and_flags_that_are_none_are_named(tmp_path: Path) -> None:
-    table = run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0,)}), tmp_path, 1)
-    whole = table.read_text()
-    for right, wrong, message in (
-        (",True,", ",Maybe,", "identical is 'Maybe' where True or False"),
-        ("0.0,forerun", "zero,forerun", "line 3: rtt_ms is 'zero' where a number"),
-    ):
-        table.write_text(whole.replace(right, wrong))
-        with pytest.raises(UserError, match=message):
-            read_results(tmp_path)
-    table.write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="have no column 'scheme'"):
-        read_results(tmp_path)
-
-
-# Parquet --------------------------------------------------------------------------------------------------
-
-
-def test_parquet_holds_the_same_rows_and_the_manifest(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="Parquet needs pyarrow, of the extra `simulation`")
-    from pyarrow import parquet
-
-    run_sweep(Sweep(EXPERIMENT, {"profile": ("lan", "5g")}), tmp_path, 1)
-    for name, rows in ((RESULTS, read_results(tmp_path)), (LATENCIES, read_latencies(tmp_path))):
-        found = parquet.read_table(parquet_path(tmp_path / name))
-        assert found.to_pylist() == rows
-        manifest = json.loads(found.schema.metadata[b"forerun.manifest"])
-        assert manifest == json.loads((tmp_path / MANIFEST).read_text())
-
-
-def test_a_sweep_succeeds_without_pyarrow_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any, **named: Any) -> Any:
-        if name.split(".", maxsplit=1)[0] == "pyarrow":
-            raise ImportError(name)
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    world = tmp_path / "world.toml"
-    world.write_text('tokens = 20\nrepeats = 1\nschemes = ["server_streaming"]\n')
-    arguments = ["simulate", "sweep", str(world), "--axis", "rtt_ms=0", "--workers", "1"]
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
-    assert "there are no Parquet files, which need pyarrow" in capsys.readouterr().out
 
 
 # Axes -----------------------------------------------------------------------------------------------------
@@ -347,6 +257,3 @@ def test_the_rate_of_arrivals_is_an_axis_where_they_are_drawn() -> None:
 def test_an_axis_that_is_none_is_refused_before_anything_runs(texts: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Sweep(EXPERIMENT, grids(texts))
-
-
-# Commands -------------------------------------------------------------------------------------------------

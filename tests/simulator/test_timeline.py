@@ -11,7 +11,7 @@ from forerun.cli import main
 from simulator.link_spec import LinkSpec
 from simulator.schemes import policy_maker
 from simulator.system import simulate
-from simulator.timeline import TimelineSpan, Track, as_lines, as_trace_events, timeline
+from simulator.timeline import TimelineSpan, Track, timeline
 from simulator.world import World
 
 WORLD = World(tokens=60, link=LinkSpec(rtt=0.07, jitter=0.01, loss=0.05, bandwidth_up=5000.0))
@@ -29,18 +29,6 @@ def test_a_watched_session_is_the_session(scheme: str) -> None:
     assert sorted(set(shown)) == pytest.approx(sorted(set(result.arrivals)))
     assert len(on(spans, Track.DRAFT)) == pytest.approx(result.stats.draft_steps, abs=1)  # one may be cut off
     assert len(on(spans, Track.STEP)) - result.stats.target_steps in (0, 1)  # the prompt may take its own
-
-
-def test_lines_and_trace_tell_every_span() -> None:
-    spans = timeline(WORLD, policy_maker("forerun"))
-    lines = as_lines(spans)
-    assert len(lines) == len(spans) + 1
-    assert all(str(track) in lines[0] for track in Track)
-    events = as_trace_events(spans)["traceEvents"]
-    assert sum(event["ph"] == "X" for event in events) == len(spans)
-    assert {event["args"]["name"] for event in events if event["ph"] == "M"} == {
-        str(track) for track in Track
-    }
 
 
 def test_the_command_shows_a_timeline_and_writes_a_trace(

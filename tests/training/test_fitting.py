@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from common.calibration import SHIPPED, Confidence, PriorTable, promised
-from common.errors import UserError
 from schemes.policies.pacer import StopScorer
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from training.fitting import (
-    HELD_OUT_EVERY,
-    LEAST_TEXTS,
     Observation,
     Text,
     best_confidence,
@@ -26,7 +23,6 @@ from training.fitting import (
     kept,
     learnt,
     scored,
-    split,
 )
 
 TRUTH = Confidence(sharpness=2.0, rest=1.5, miss=0.1)
@@ -106,26 +102,6 @@ def test_what_was_learnt_on_one_text_serves_the_next() -> None:
     assert kept(texts, 0.4, PriorTable(((0.8, SHIPPED.at(0.8)),))) < learnt(texts, SHIPPED.at(0.4))
 
 
-def test_every_fourth_text_of_a_temperature_is_held_out() -> None:
-    warm, cold = texts_of(TRUTH, 9, seed=9, length=4), texts_of(TRUTH, 8, seed=10, length=4)
-    parts = split([recorded(warm[:5], 0.8), recorded(cold, 0.0), recorded(warm[5:], 0.8)])
-    assert [part.temperature for part in parts] == [0.0, 0.8]
-    assert parts[1].held_out == warm[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    assert [text for text in warm if text not in parts[1].held_out] == parts[1].fitted
-
-
-def test_positions_at_which_the_draft_could_not_say_are_left_out() -> None:
-    texts: list[Text] = [[Observation((1.0, 0.5), 0), Observation((), None)] for _ in range(LEAST_TEXTS)]
-    (part,) = split([recorded(texts, 0.0)])
-    assert {len(text) for text in (*part.fitted, *part.held_out)} == {1}
-
-
-def test_too_few_texts_are_refused() -> None:
-    texts = texts_of(TRUTH, LEAST_TEXTS - 1, seed=11, length=2)
-    with pytest.raises(UserError, match=r"at temperature 0\.8 the recordings have 7 texts with candidates"):
-        split([recorded(texts, 0.8)])
-
-
 def test_a_pair_that_never_differs_is_fitted_all_the_same() -> None:
     texts: list[Text] = [[Observation((5.0, 4.0, 3.0, 2.0, 1.0), 0)] * 20 for _ in range(8)]
     prior = fit(texts, 0.0)
@@ -135,13 +111,6 @@ def test_a_pair_that_never_differs_is_fitted_all_the_same() -> None:
 
 
 # The learned stop -----------------------------------------------------------------------------------------
-
-
-def test_a_promise_that_is_the_chance_leaves_the_scorer_nothing_to_learn() -> None:
-    fitted, others = texts_of(TRUTH, 60, seed=12), texts_of(TRUTH, 40, seed=13)
-    prior = fit(fitted, 0.8)
-    scorer = fit_scorer(fitted, prior)
-    assert scored(others, prior, scorer) == pytest.approx(scored(others, prior, StopScorer()), rel=0.01)
 
 
 def test_what_the_promise_does_not_say_is_learned() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 from torch import Tensor
 
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from common.errors import UserError
 from schemes.drafters.heads import Heads, MedusaHeads, RecurrentHead
-from tests import wording
 from tests.cloud_verifier.engine.tiny import ints, target
 from tests.schemes.drafters.rig import DEPTH, draft_of
 from tests.schemes.drafters.test_heads import PROMPT, features_of, one_level_on
@@ -28,10 +25,8 @@ from training.head_training import (
     Trainer,
     WrittenText,
     accuracy,
-    batches,
     level_losses,
     level_states,
-    num_levels,
     read_texts,
 )
 
@@ -54,11 +49,6 @@ def heads_of(kind: str, model: TargetModel) -> Heads:
     heads = draft_of(kind, model)
     assert isinstance(heads, RecurrentHead | MedusaHeads)
     return heads
-
-
-def test_texts_come_with_the_targets_hidden_states(model: TargetModel, texts: list[WrittenText]) -> None:
-    for text in texts:
-        torch.testing.assert_close(text.hidden, features_of(model, text.tokens.tolist()))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "gpt2"])
@@ -130,35 +120,6 @@ def test_an_interrupted_training_ends_as_one_that_is_not(
         second.step()
     for name, weights in whole.heads.state_dict().items():
         assert torch.equal(weights, second.heads.state_dict()[name])
-
-
-def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "heads.training"
-    Checkpoint(path, {"steps": 6}).save([ints([1, 2])])
-    assert not Checkpoint(path, {"steps": 6}).state
-    with wording.raises(UserError):
-        Checkpoint(path, {"steps": 7})
-    path.write_bytes(b"none")
-    with wording.raises(UserError):
-        Checkpoint(path, {"steps": 6})
-
-
-def test_a_pass_reads_the_texts_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TOKENS_PER_STEP", 40)
-    lengths = [10, 20, 5, 20, 7, 9]
-    first, second = (list(islice(batches(lengths, seed), 6)) for seed in (1, 2))
-    for own in (first, second):
-        for at in (0, 3):
-            assert sorted(chain.from_iterable(own[at : at + 3])) == list(range(6))
-    assert first != second
-    assert first[:3] != first[3:]
-    assert first == list(islice(batches(lengths, 1), 6))
-
-
-def test_levels_are_added_while_training_goes_on() -> None:
-    found = [num_levels(done / 100, 6) for done in range(101)]
-    assert found == sorted(found)
-    assert (found[0], found[30], found[-1]) == (1, 1, 6)
 
 
 def test_heads_that_say_what_the_target_says_are_always_right(

@@ -58,37 +58,6 @@ def test_trained_heads_are_served_and_tried(
         assert tried["best_depth"] in range(17)
 
 
-def test_an_interrupted_training_goes_on(
-    train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    from training import heads
-    from training.head_training import Trainer
-
-    assert main([*train, "--steps", "4"]) == 0
-    whole = load_file(tmp_path / "heads")
-    (tmp_path / "heads").unlink()
-    monkeypatch.setattr(heads, "SAVE_EVERY", 2)
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer) -> list[float]:
-        if trainer.done == 3:
-            raise KeyboardInterrupt
-        return step(trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        main([*train, "--steps", "4"])
-    assert not (tmp_path / "heads").exists()
-    capsys.readouterr()
-    assert main([*train, "--steps", "4"]) == 0
-    assert "going on after 2 of 4 updates" in capsys.readouterr().err
-    resumed = load_file(tmp_path / "heads")
-    assert all(torch.equal(weights, resumed[name]) for name, weights in whole.items())
-
-
 def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from schemes.rules.trained_judge import FloatArray, Judge, features
 from training.judging import (
     Mismatch,
     Tokens,
-    answers_by,
     doctests_pass,
     fit,
     last_line,
@@ -107,11 +106,6 @@ def test_an_unimportant_token_is_kept_and_the_walk_goes_on_behind_it() -> None:
     assert asked[3][3] == own[3], "the important digit was put back"
 
 
-def test_a_task_without_an_answer_is_left_out() -> None:
-    found = mine(ToyPair(), PROMPTS, lambda prompt, text: None if prompt == "21" else answer(prompt, text))
-    assert {each.task for each in found} == set(range(16)) - {1}
-
-
 def test_a_trained_judge_tells_the_planted_tokens_apart() -> None:
     pair, found = ToyPair(), fit(mine(ToyPair(), PROMPTS, answer))
     assert (found.recall, found.passed, found.num_held_out) == (1.0, 1.0, 4 * 8)
@@ -196,14 +190,6 @@ def test_answers_are_found() -> None:
     asked = 'def f(x: int) -> int:\n    """Double.\n\n    >>> f(2)\n    4\n    """\n'
     assert doctests_pass(asked, "    return x * 2\n") == "passed"
     assert doctests_pass(asked, "    return x * 3\n") is None
-
-
-def test_a_program_finds_answers(tmp_path: Path) -> None:
-    assert answers_by("tail -c 2")("12", "34") == "34"
-    assert answers_by("tail -c 2")("", "  ") is None
-    for name in ("", "cat 'x", "false", "head -c 1", str(tmp_path / "absent")):
-        with pytest.raises(UserError):
-            answers_by(name)("", "é")
 
 
 # The command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +18,9 @@ from tests import wording
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, target_alone
 from training.record import (
     BATCH,
-    TIMED_STEPS,
     WIDTHS,
-    draft_step_ms,
     recorded_text,
     said_before,
-    target_step_ms,
     write_texts,
 )
 
@@ -77,24 +73,6 @@ def test_a_recording_of_another_draft_reads_back_and_says_where_it_was_right(tmp
     recording = Recording(RecordingHeader("tiny", "tiny", 0.7, 5), (found,))
     write_recording(tmp_path / "a.jsonl", recording)
     assert read_recording(tmp_path / "a.jsonl") == recording
-
-
-def test_scores_are_rounded_and_a_draft_that_overflowed_said_nothing() -> None:
-    said = [Expansion(1, (4, 5), (1.23456789, -math.inf)), Expansion(2, (4, 5), (1.23456789, 0.5))]
-    found = recorded_text([1], [4, 5], said)
-    assert found.candidates == ((), (4, 5))
-    assert found.scores == ((), (1.2346, 0.5))
-    assert found.ranks == (None, 2)
-
-
-def test_step_times_are_of_the_widths_that_they_name() -> None:
-    drafter = CountedDrafter()
-    assert list(draft_step_ms(drafter, [1, 2], SAMPLING)) == list(WIDTHS)
-    assert drafter.widths == [1, *(width for width in WIDTHS for _ in range(TIMED_STEPS + 1))]
-    endless = SamplingParams(ignore_eos=True)
-    assert list(target_step_ms(target(), [1, 2], endless)) == [1]
-    (stop,) = write_texts(target(), [[1, 2]], SamplingParams(max_tokens=1))[0]
-    assert target_step_ms(target(), [1, 2], SamplingParams(stop_token_ids=(stop,))) == {}
 
 
 @pytest.mark.torch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cloud_verifier.core.effects import End, Reply
 from cloud_verifier.core.engine_protocol import TargetInfo
 from common.acceptance import AcceptanceRule
-from common.errors import Code, UserError
+from common.errors import UserError
 from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose
 from common.sampling import SamplingParams
 from common.tree import SpeculationTree
@@ -126,14 +126,6 @@ def test_a_commit_says_whose_token_each_was_and_how_long_it_took() -> None:
     assert (second.compute_us, second.queue_us, second.echo) == (250_000, 0, 0)
 
 
-def test_log_probabilities_are_refused() -> None:
-    scheduler = made(Open(PROMPT, SamplingParams(max_tokens=9), b"tiny", logprobs=2))
-    (end,) = scheduler.effects()
-    assert isinstance(end, End)
-    assert isinstance(end.error, UserError)
-    assert end.error.code is Code.INVALID_ARGUMENT
-
-
 # Drafts ----------------------------------------------------------------------------------------------------
 
 
@@ -216,13 +208,6 @@ def test_the_rows_are_the_best_nodes_and_each_sees_its_ancestors(
     assert not left or not kept or min(map(reach, kept)) >= max(left)
 
 
-def test_a_chain_follows_the_likeliest_child() -> None:
-    drafts = DraftTree(2, (1, 2, 3, 4), (-1, -1, 1, 2), (-2.0, -1.0, -0.5, -3.0))
-    assert drafts.chain(9) == [2, 3, 4]
-    assert drafts.chain(2) == [2, 3]
-    assert drafts.chain(0) == DraftTree(2).chain(5) == []
-
-
 @given(st.data(), st.booleans())
 def test_an_engine_writes_the_same_text_with_any_drafts_however_late(
     data: st.DataObject, chains: bool
@@ -280,13 +265,6 @@ def test_no_message_is_dropped_while_an_engine_takes_none(tmp_path: Path) -> Non
     assert sender.num_dropped == 0
     sender.close()
     mailbox.close()
-
-
-def test_without_a_mailbox_drafts_are_dropped(tmp_path: Path) -> None:
-    sender = Sender(str(tmp_path / "nobody.sock"))
-    sender.send(KEY, DraftTree(2, (5,), (-1,), (0.0,)))
-    assert sender.num_dropped == 1
-    sender.close()
 
 
 def test_a_mailbox_takes_the_place_of_one_whose_process_has_ended(tmp_path: Path) -> None:

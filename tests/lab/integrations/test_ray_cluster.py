@@ -21,11 +21,10 @@ import grpc.aio
 import pytest
 
 from common.errors import Code, UserError
-from common.messages import Close, Open
+from common.messages import Open
 from common.pb.verifier_pb2_grpc import VerifierServiceStub
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
-from common.wire.grpc_options import KEEPALIVE_TIME_MS, channel_options
 from common.wire.status import to_error
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
@@ -150,35 +149,6 @@ async def test_a_refusal_arrives_with_its_code_its_sentence_and_its_details(clus
     assert isinstance(error := to_error(caught.value), UserError)
     assert error.code is Code.FAILED_PRECONDITION
     assert to_detail(caught.value).server_fingerprint == VOCABULARY.fingerprint
-
-
-async def test_the_turns_of_a_chat_meet_one_replica_and_chats_both(cluster: Cluster) -> None:
-    served = set[str]()
-    async with Verifiers([cluster.address]) as pool:
-        await pool.heard(PATIENCE)
-        for chat in range(12):
-            turns = set[str]()
-            for _ in range(3):
-                before = cluster.steps()
-                await text_of(generation(pool.route(f"chat {chat}"), None, LONG, make_policy("off")))
-                turns |= cluster.busy_since(before)
-            assert len(turns) == 1, f"chat {chat}"
-            served |= turns
-    assert len(served) == 2, "one in 2,048 clusters places a dozen chats on one replica"
-
-
-async def test_a_silence_costs_no_stream(cluster: Cluster) -> None:
-    """Ray's proxy throws out who pings four times in a silence, unless he asks something else meanwhile."""
-    request = encode_request(Open((1, 2, 3), LONG, VOCABULARY.fingerprint, fill=False))
-    async with grpc.aio.insecure_channel(cluster.address, options=channel_options()) as channel:
-        call = VerifierServiceStub(channel).Session()
-        await call.write(request)
-        reading = asyncio.create_task(frames_of(call))
-        await asyncio.sleep(5 * KEEPALIVE_TIME_MS / 1e3)  # not a wait for something: how long it lasts
-        assert not reading.done()
-        await call.write(encode_request(Close()))
-        await reading
-        assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_a_replica_that_is_taken_away_loses_no_token(cluster: Cluster) -> None:

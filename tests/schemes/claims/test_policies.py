@@ -22,17 +22,16 @@ from edge_client.core.policies import (
 from schemes.policies.amusd import AmusdPolicy
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
-from schemes.policies.pacer import PacerPolicy, StopScorer
+from schemes.policies.pacer import PacerPolicy
 from schemes.policies.parked import ParkedPolicy
 from schemes.policies.pearl import PearlPolicy
 from schemes.policies.picospec import PicoSpecPolicy
 from schemes.policies.rounds import MAX_BLOCK
 from schemes.policies.saguaro import SaguaroPolicy, fan_outs
-from schemes.policies.specedge import SpecEdgePolicy
 from simulator.drafts import BetaDraft
 from simulator.figures import SessionResult
 from simulator.link_spec import LinkSpec, Outage
-from simulator.schemes import CLAIRVOYANT, policy_maker
+from simulator.schemes import policy_maker
 from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
 
@@ -137,17 +136,6 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
     run(replace(SHORT, tokens=120), lambda: WatchedPolicy(policy_named(scheme)(), see))
 
 
-@pytest.mark.parametrize("rtt", [0.01, 0.2])
-@pytest.mark.parametrize("mean", [0.7, 1.0])
-def test_none_beats_the_clairvoyant(rtt: float, mean: float) -> None:
-    """To the end of the text: pace after the first token would favour a late first token."""
-    world = World(tokens=100, link=LinkSpec(rtt=rtt), draft=BetaDraft(mean=mean))
-    bound, *others = (
-        simulate(world, policy_maker(scheme))[0].arrivals[-1] for scheme in (CLAIRVOYANT, *offered())
-    )
-    assert all(other >= bound - 1e-9 for other in others)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -186,13 +174,6 @@ def test_the_delay_optimal_block_grows_with_the_delay_and_ever_slower() -> None:
     blocks = [delay_optimal_block(view_at(rtt, 0.8)) for rtt in (0.0, 0.1, 0.2, 0.4, 0.8)]
     assert blocks == sorted(blocks)
     assert blocks[0] < blocks[1] < blocks[-1] < 3 * blocks[1] < MAX_BLOCK + 10
-
-
-def test_the_index_without_bonus_or_rounds_is_the_closed_form() -> None:
-    view = view_at(0.06, 0.5)
-    a = view.acceptance.ratio
-    cost = 3 * 0.0053 + 0.06 + 0.030 + 4 * 0.00005
-    assert DelayOptimalPolicy(beta=0.0).index(view, 3) == pytest.approx(cost / ((1 - a**4) / (1 - a)))
 
 
 def test_bild_ends_a_block_before_the_first_token_below_the_fallback() -> None:
@@ -234,12 +215,6 @@ def test_pacer_follows_its_scorer() -> None:
     assert always.stats.proposed / always.stats.proposes > 6.0
 
 
-@pytest.mark.parametrize("promise", [1e-6, 0.3, 0.999])
-def test_an_unlearned_scorer_repeats_the_promise(promise: float) -> None:
-    found = StopScorer().score([math.log(promise), -9.0], 5, -2.0)
-    assert found == pytest.approx(math.log(promise), rel=1e-6)
-
-
 # Chains that do not wait --------------------------------------------------------------------------------
 
 
@@ -251,19 +226,6 @@ def test_neither_side_ever_waits(make: Callable[[], GrowthPolicy]) -> None:
     assert stats.compute_time == pytest.approx(result.arrivals[-1] - result.arrivals[0], rel=0.03)
     by_blocks = run(replace(SHORT, tokens=200), DelayOptimalPolicy)
     assert by_blocks.stats.draft_time < 0.5 * by_blocks.arrivals[-1]
-
-
-def test_pearl_sends_whole_chunks_of_a_target_step() -> None:
-    policy, sizes = PearlPolicy(), list[int]()
-
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "send" and nodes and nodes[-1].position < view.last_position:
-            assert len(nodes) % policy.chunk(view) == 0
-            sizes.append(len(nodes))
-
-    run(replace(SHORT, tokens=120), lambda: WatchedPolicy(policy, see))
-    assert sizes.count(6) > 5  # 30 ms by 5 ms
-    assert sizes.count(5) > 5  # after a miss
 
 
 def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
@@ -281,33 +243,12 @@ def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
 # Trees and caches ---------------------------------------------------------------------------------------
 
 
-def test_specedge_has_one_tree_in_flight_and_the_next_one_ready() -> None:
-    sizes: list[int] = []
-
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "send" and nodes:
-            assert view.num_sent == 0
-            sizes.append(len(nodes))
-
-    result = run(PERFECT, lambda: WatchedPolicy(SpecEdgePolicy(), see))
-    assert max(sizes) <= 32
-    assert max(gaps(result)) < 0.1 + 0.03 + 32 * 0.00005 + 1e-9  # no draft step in between
-
-
 def test_the_fan_out_is_geometric_with_a_raised_end() -> None:
     fans = fan_outs(6, acceptance=0.64, budget=20.0, exponent=1.0)
     ratios = [after / before for before, after in pairwise(fans)]
     assert ratios[:5] == pytest.approx([0.8] * 5)
     assert ratios[5] == pytest.approx(0.8 / 0.6)
     assert sum(fans) == pytest.approx(20.0)
-
-
-def test_saguaro_sends_a_foreseen_block_without_drafting() -> None:
-    world = replace(PERFECT, tokens=150, device=DeviceSpec(0.002, 0.0))
-    result = run(world, SaguaroPolicy)
-    assert max(gaps(result)[1:-1]) < 0.1 + 0.03 + MAX_BLOCK * 0.00005 + 1e-9
-    drafted_anew = run(world, DelayOptimalPolicy)
-    assert min(gaps(drafted_anew)[1:-1]) > 0.1 + 0.03 + 0.002
 
 
 def test_saguaro_foresees_as_many_ends_as_a_verdict_leaves_time_for() -> None:
@@ -317,17 +258,6 @@ def test_saguaro_foresees_as_many_ends_as_a_verdict_leaves_time_for() -> None:
     assert 6 * view.pace.rows.predict(SaguaroPolicy().ends(view, 5)) == pytest.approx(away, rel=0.1)
     assert SaguaroPolicy(budget=12).ends(view, 5) == 12
     assert SaguaroPolicy(fan_out=3).ends(view, 7) == 24
-
-
-def test_saguaro_never_sends_its_cache() -> None:
-    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
-        if what == "send" and nodes:
-            assert view.num_sent == 0
-            assert [node.position for node in nodes] == list(
-                range(view.tree.tip_position + 1, view.tree.tip_position + 1 + len(nodes))
-            )
-
-    run(SHORT, lambda: WatchedPolicy(SaguaroPolicy(), see))
 
 
 def test_parked_branches_save_round_trips() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -24,7 +24,6 @@ from schemes.relay import service
 from schemes.relay.service import CallerStreams, RelayServer, RelayService, RelaySettings
 from simulator.proxy import Link, rtt
 from tests.support.drafter_thread import DrafterThread
-from tests.support.sleeping import SleepingChannel
 from tests.support.tiny import EOS, VOCABULARY, System, generation, running
 from tests.worlds.models import TinyDrafter, target_alone
 
@@ -142,26 +141,6 @@ async def test_a_cut_link_is_resumed_with_the_same_text(which: str) -> None:
     assert tuple(tokens) == target_alone((1, 2, 3), LONG, EOS)
 
 
-async def test_a_device_that_sleeps_before_its_open_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "OPEN_TIME", 0.2)
-    async with staged() as stage, SleepingChannel(str(stage.near.address), {1}) as channel:
-        run = generation(channel, None, LONG)
-        async for _ in run:
-            pass
-    assert run.session.stats.resumes == 1
-    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
-
-
-async def test_a_stream_that_is_half_closed_before_its_open_may_be_tried_again() -> None:
-    async def nothing() -> AsyncIterator[pb.SessionRequest]:
-        for none in list[pb.SessionRequest]():
-            yield none
-
-    async with staged() as stage:
-        with pytest.raises(UnavailableError):
-            await anext(stage.service.Session(nothing(), Caller()))  # type: ignore[arg-type]
-
-
 async def test_a_text_without_a_seat_passes_without_the_middle_model() -> None:
     async with staged(has_seat=False) as stage:
         run = await stage.write()
@@ -229,12 +208,4 @@ async def test_a_callers_token_goes_on_if_the_relay_forwards_tokens(forwards: bo
         async for _ in run:
             tenants |= {each.tenant for each in stage.system.worker.scheduler.sessions.values()}
     assert tenants == {"acme" if forwards else ""}
-    assert run.session.text == target_alone((1, 2, 3), LONG, EOS)
-
-
-async def test_a_relay_may_stand_before_a_relay() -> None:
-    async with staged() as stage, VerifierChannel(str(stage.near.address)) as channel:
-        second = RelayService(channel, Middle([]), VOCABULARY, RelaySettings(forwards_tokens=True))
-        async with RelayServer(second, "127.0.0.1:0") as server, Link.to(f"127.0.0.1:{server.port}") as near:
-            run = await replace(stage, near=near).write()
     assert run.session.text == target_alone((1, 2, 3), LONG, EOS)

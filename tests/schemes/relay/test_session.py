@@ -9,7 +9,6 @@ import pytest
 from common.acceptance import make_acceptance
 from common.errors import PeerError, UnavailableError, UserError
 from common.messages import (
-    MAX_NODES,
     Close,
     Commit,
     Finish,
@@ -21,7 +20,6 @@ from common.messages import (
     ServerMessage,
 )
 from common.sampling import SamplingParams
-from common.tree_hints import hint_at
 from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
 from edge_client.core.session import StreamState
 from schemes.policies.tree import TreePolicy
@@ -101,20 +99,6 @@ def test_the_middle_models_choices_are_hints_at_places_that_the_device_knows() -
     assert all(isinstance(hint, Hint) for hint in hints)
 
 
-def test_no_hint_hangs_deeper_than_a_message_may_say() -> None:
-    session = opened()
-    node = session.edge.tree.tip
-    for token in range(MAX_NODES):
-        node = session.edge.tree.grow(node, token, -0.01)
-    assert hint_at(session.edge.tree, node, (5,)) == Hint(0, 1, tuple(range(MAX_NODES)), (5,))
-    assert hint_at(session.edge.tree, session.edge.tree.grow(node, 9, -0.01), (5,)) is None
-
-
-def test_a_device_that_asks_for_no_hints_gets_none() -> None:
-    session = opened(hints=False)
-    assert drafted(session, (5, 4, 3, 2, 1), 1.1) == []
-
-
 def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
     """The device's message came at 1.1 and left at once. The middle model drafted token 6 alone."""
     session = opened()
@@ -129,14 +113,6 @@ def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
     assert session.answers() == [
         Commit(2, (5, 6), server_made=0b10, echo=1, hold_us=7 + held, queue_us=1, compute_us=2, evaluated=3)
     ]
-
-
-def test_a_commit_tells_no_echo_of_messages_that_the_device_did_not_send() -> None:
-    session = opened()
-    drafted(session, (5, 4, 3, 2, 1), 1.1)
-    effects(session)
-    session.on_message(Commit(2, (5,), server_made=1, echo=1, hold_us=7), 1.2)
-    assert session.answers() == [Commit(2, (5,), server_made=1)]
 
 
 def test_a_lost_stream_to_the_verifier_is_the_relays_own_matter() -> None:
@@ -161,13 +137,6 @@ def test_a_goodbye_is_answered_and_goes_on() -> None:
     session.on_close(1.3)
     assert session.edge.state is StreamState.OVER
     assert session.answers() == []
-
-
-def test_a_goodbye_is_answered_at_the_end_of_the_text_that_went_down() -> None:
-    session = opened()
-    session.on_message(Commit(2, (5, 6)), 1.1, plan=False)
-    session.on_close(1.1)
-    assert session.answers()[-1] == Finish(FinishReason.CANCELLED, 3)
 
 
 @pytest.mark.parametrize(

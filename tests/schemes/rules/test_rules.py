@@ -25,7 +25,6 @@ from schemes.rules.drafts import draw, quantised
 from schemes.rules.row_laws import residual
 from schemes.rules.rule_rows import RuleRows
 from schemes.rules.trained_judge import FEATURES, Judge, features
-from tests import wording
 from tests.worlds.enumeration import Branch, distance, law_of
 
 Text = tuple[int, ...]
@@ -232,14 +231,6 @@ def test_what_is_left_over_is_a_law_and_where_nothing_is_the_law_stays() -> None
     assert residual(law, np.array([0, 1]), np.array([0.25, 0.75])) is law
 
 
-def test_a_step_without_offers_is_a_defect() -> None:
-    item = fork().item(REJECTION)
-    assert item.ask is not None
-    for broken in (replace(item, ask=None), replace(item, ask=replace(item.ask, offers=()))):
-        with wording.raises(LocalError):
-            decide(broken, np.zeros(4, np.int32), lambda row: np.ones(3))
-
-
 def test_there_is_a_rule_for_every_name_but_the_default() -> None:
     for rule in set(AcceptanceRule) - {AcceptanceRule.COUPLED}:
         assert callable(rule_of(rule))
@@ -284,30 +275,6 @@ def test_what_is_written_has_the_targets_law(acceptance: Acceptance, shape: str)
         assert error_of(acceptance, Models(seed), SHAPES[shape]) < EXACT
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "shape"), [(SPECINFER, PAIR), (BLOCK, CHAIN_2), (SPECTR, PAIR), (SPECTR_OT, PAIR)]
-)
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_draft_that_leaves_tokens_out_changes_nothing(
-    acceptance: Acceptance, shape: Shape, kept: int
-) -> None:
-    for seed in range(3):
-        assert error_of(acceptance, Models(seed, vocab_size=4, kept=kept), shape, length=3) < EXACT
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "shape", "missing"),
-    [(SPECINFER, TREE, 1), (BLOCK, CHAIN_3, 1), (BLOCK, FORK, 0), (SPECTR, PAIR, 1), (SPECTR_OT, FORK, 1)],
-)
-def test_which_rows_are_evaluated_may_depend_on_their_tokens(
-    acceptance: Acceptance, shape: Shape, missing: int
-) -> None:
-    """A row that is not evaluated is accepted all the same, and the walk or the block ends there."""
-    for seed in range(6):
-        error = error_of(acceptance, Models(seed), shape, evaluated=lambda path: path[-1] != missing)
-        assert error < EXACT
-
-
 def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
     """1 - TV(p, q), Leviathan et al. 2023, theorem 3.5."""
     for seed in range(6):
@@ -318,19 +285,6 @@ def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
         law = law_under(REJECTION, models, CHAIN_1)
         assert mean_length(law) - 1.0 == pytest.approx(np.minimum(target, q).sum(), abs=EXACT)
         assert distance(law_under(BLOCK, models, CHAIN_1), law) < EXACT, "a block of one is the same"
-
-
-def test_more_children_are_accepted_more_often() -> None:
-    for seed in range(6):
-        models = Models(seed)
-        lengths = [mean_length(law_under(SPECINFER, models, shape)) for shape in (LEAF, CHAIN_1, PAIR, ALL)]
-        assert lengths == sorted(lengths)
-        assert lengths[0] == pytest.approx(1.0)
-        first_only = mean_length(law_under(REJECTION, models, PAIR))
-        assert lengths[1] - EXACT <= first_only <= lengths[2] + EXACT, "the second is met by equality"
-    models = Models(2)
-    models.write("draft", (), 1 / 3, 1 / 3, 1 / 3)
-    assert mean_length(law_under(SPECINFER, models, ALL)) == pytest.approx(2.0), "one of them must be it"
 
 
 def dense(draft: Draft, vocab_size: int = 3) -> FloatArray:
@@ -444,27 +398,6 @@ def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_r
     assert max(above) > 0.1, "typical pays more than it must"
 
 
-def test_a_child_without_a_distribution_has_no_say() -> None:
-    models = Models(1)
-    step, same = Step(models), Step(models)
-    step.add((), -1, Offer())
-    step.add((0,), 0, Offer())
-    same.add((), -1, Offer())
-    for seed in range(50):
-        longer = step.written(REJECTION, SeededChances(seed))
-        assert longer[:1] == same.written(REJECTION, SeededChances(seed))[:1]
-
-
-def test_the_same_drafts_decide_the_same_again_and_the_prompts_rows_do_not_matter() -> None:
-    models = Models(3)
-    for seed in range(30):
-        step = drawn(models, TREE, SeededChances(seed))
-        once = step.written(SPECINFER, None)
-        assert step.written(SPECINFER, None) == once
-        assert step.written(SPECINFER, SeededChances(0)) == once, "the item's seed is 0"
-        assert step.written(SPECINFER, None, chunk=3) == once
-
-
 def test_seeds_write_as_often_as_the_law_says() -> None:
     """That the numbers of a seed do what the branches of the exact law stand for."""
     models = Models(4)
@@ -538,13 +471,6 @@ def test_the_targets_own_choice_comes_first_then_the_eldest_that_is_good_enough(
     assert taken(acceptance, (), own=2) == taken(acceptance, (4,), own=2) == (2,), "none is good enough"
 
 
-def test_both_thresholds_of_typical_bind_at_the_defaults() -> None:
-    """Epsilon where the target is sure; its entropy's share where more than ln(0.3 / 0.09) = 1.20 nats."""
-    sure, unsure = (0.8, 0.1, 0.085, 0.015), (0.24, 0.2, 0.2, 0.2, 0.085, 0.075)
-    assert [taken(Acceptance(TYPICAL), (token,), -1, sure) == (token,) for token in (1, 2)] == [True, False]
-    assert taken(Acceptance(TYPICAL), (4,), -1, unsure) == (4,), "0.3 e^-1.71 = 0.054"
-
-
 def test_typical_takes_the_longest_path_of_typical_tokens_and_the_likeliest_of_equals() -> None:
     """Held against all paths of random trees, as Medusa's programs compare their candidates."""
     acceptance, lengths = Acceptance(TYPICAL, epsilon=0.25, delta=1.0), set[int]()
@@ -573,17 +499,6 @@ def test_typical_takes_the_longest_path_of_typical_tokens_and_the_likeliest_of_e
     assert lengths >= {1, 2, 3}
 
 
-def test_the_walk_goes_on_below_what_was_let_pass() -> None:
-    models = Models(0, vocab_size=5)
-    models.write("target", (), *LAW)
-    models.write("target", (1,), *LAW)
-    step = Step(models)
-    step.add((), -1, Offer((1,)))
-    step.add((1,), 0, Offer((0,)))
-    for rule in (TYPICAL, TOPK_GAP, BILD):
-        assert step.written(Acceptance(rule), None, coupled=2) == (1, 0)
-
-
 # The rule `judge` -------------------------------------------------------------------------------------------
 
 
@@ -609,12 +524,6 @@ def test_a_judge_reads_chances_entropy_and_rank() -> None:
 def test_a_judge_lets_pass_what_is_below_its_threshold(judge: Judge, tokens: list[int]) -> None:
     rule = Acceptance(JUDGE)
     assert [token for token in range(5) if taken(rule, (token,), -1, judge=judge) == (token,)] == tokens
-
-
-def test_under_a_judge_the_targets_own_choice_comes_first() -> None:
-    lenient = a_judge(bias=-9.0)
-    assert taken(Acceptance(JUDGE), (0, 1, 3), own=3, judge=lenient) == (3,)
-    assert taken(Acceptance(JUDGE), (1, 0), own=3, judge=lenient) == (1,)
 
 
 def test_the_rule_needs_a_judge() -> None:

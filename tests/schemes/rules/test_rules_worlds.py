@@ -92,12 +92,6 @@ def test_the_law_is_the_targets_under_published_policies(policy: str) -> None:
     assert distance(law_in(world), target_law(Spec(sampling=TWO))) < EXACT
 
 
-@pytest.mark.parametrize(("rule", "policy"), [(REJECTION, "sync"), (BLOCK, "sync"), (BLOCK, "chain")])
-def test_the_law_of_longer_texts_is_the_targets(rule: AcceptanceRule, policy: str) -> None:
-    world = WorldSpec((edge(rule, policy, PLAIN),), eos=(), **STEADY)  # type: ignore[arg-type]
-    assert distance(law_in(world), target_law(Spec())) < EXACT
-
-
 def test_the_law_is_the_targets_beside_a_verifier_that_guesses_and_through_an_outage() -> None:
     config = SchedulerConfig(prefill_chunk=5, recall=True)
     guessing = WorldSpec((edge(SPECINFER, "tree"),), eos=(), config=config)

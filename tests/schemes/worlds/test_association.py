@@ -12,11 +12,11 @@ import pytest
 
 from common.errors import UserError
 from forerun.cli import main
-from schemes.worlds.association import _Crowd, turn
+from schemes.worlds.association import _Crowd
 from simulator.events import Draws
 from simulator.experiment import Pool
 from simulator.files import experiment_from
-from simulator.link_spec import LinkSpec, Trace
+from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
 from simulator.world import NEAREST, VerifierSite, VerifierSpec, World, associated, dealt
 
@@ -86,12 +86,6 @@ def test_a_matching_is_about_as_good_as_the_best_of_all(seed: int) -> None:
         assert crowd._total(found) <= crowd._total(list(associated(replace(world, association=other))))
 
 
-def test_a_turn_is_the_step_of_all_sessions_and_of_their_waves() -> None:
-    assert turn(SLOW, 0) == pytest.approx(0.02)
-    assert turn(SLOW, 5) == pytest.approx(0.02 + 19 * 0.002)
-    assert turn(replace(SLOW, max_rows=10), 5) == pytest.approx(2 * (0.02 + 9 * 0.002))
-
-
 def test_one_site_is_as_a_world_with_one_verifier() -> None:
     alone = World(verifier=SLOW, link=LinkSpec(rtt=0.04, jitter=0.01), clients=3, tokens=30)
     site = VerifierSite(alone.verifier, alone.link)
@@ -108,16 +102,6 @@ def test_each_session_has_its_text_and_its_place_whoever_serves_it(association: 
     streamed = run_scheme(SERVER_STREAMING, replace(world, association=NEAREST))
     assert [each.tokens for each in found] == [each.tokens for each in streamed]
     assert sorted(key for keys in dealt(world) for key in keys) == list(range(18))
-
-
-def test_devices_replay_a_trace_from_places_of_their_own() -> None:
-    trace = Trace("t", tuple(map(float, range(100))), tuple(0.01 + 0.001 * row for row in range(100)))
-    site = VerifierSite(SLOW, LinkSpec(trace=trace), spread=0.01)
-    links = [site.path(Draws(1, key), 0) for key in range(5)]
-    assert len({link.rtt_at(0.0) for link in links}) == 5
-    for link in links:
-        assert link.trace is not None
-        assert 0.0 <= link.trace.rtts[0] - trace.rtts[0] <= 0.01
 
 
 DOCUMENT = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -45,51 +44,12 @@ def test_the_plan_equals_brute_force(seed: int, monkeypatch: pytest.MonkeyPatch)
         assert hierarchy([by_name[name] for name in each.models], each.blocks, pairs) == each
 
 
-def process_pace(
-    models: Sequence[TierModel], blocks: Sequence[int], pairs: Pairs, rounds: int = 20_000
-) -> float:
-    """Return the seconds per token of the paper's process: a tier asks for drafts until it has a block."""
-    rng = random.Random(1)
-
-    def step(tier: int) -> tuple[int, float]:
-        drafted, took = block(tier - 1)
-        pair, count = pairs[models[tier - 1].name, models[tier].name], 0
-        while count < drafted and rng.random() < pair.acceptance:
-            count += 1
-        return count + 1, took + models[tier].step_time + pair.rtt
-
-    def block(tier: int) -> tuple[int, float]:
-        if not tier:
-            return blocks[0], blocks[0] * models[0].step_time
-        num_tokens, total = 0, 0.0
-        while num_tokens < blocks[tier]:
-            more, took = step(tier)
-            num_tokens, total = num_tokens + more, total + took
-        return num_tokens, total
-
-    steps = [step(len(models) - 1) for _ in range(rounds)]
-    return sum(took for _, took in steps) / sum(count for count, _ in steps)
-
-
 CHAIN = [TierModel("phone", 0.003), TierModel("edge", 0.012), TierModel("cloud", 0.050)]
 PAIRS: Pairs = {
     ("phone", "edge"): TierPair(0.8, 0.005),
     ("phone", "cloud"): TierPair(0.65, 0.060),
     ("edge", "cloud"): TierPair(0.85, 0.055),
 }
-
-
-@pytest.mark.parametrize(
-    ("stack", "blocks", "within"),
-    [(CHAIN[::2], (6,), 0.01), (CHAIN[1:], (3,), 0.01), (CHAIN, (4, 8), 0.05), (CHAIN, (2, 12), 0.05)],
-)
-def test_the_closed_form_is_the_pace_of_the_process(
-    stack: list[TierModel], blocks: tuple[int, ...], within: float
-) -> None:
-    """Of two tiers exactly; of more up to the tokens that a tier has beyond its block."""
-    assert hierarchy(stack, blocks, PAIRS).pace == pytest.approx(
-        process_pace(stack, blocks, PAIRS), rel=within
-    )
 
 
 def test_a_middle_tier_pays_between_near_and_far() -> None:
