@@ -21,7 +21,6 @@ from forerun.log_format import OURS, hush_libraries
 COMMANDS = {
     "demo": "forerun.commands.demo",
     "verify": "forerun.commands.verify",
-    "relay": "schemes.relay.command",
     "top": "forerun.commands.top",
     "edge": "forerun.commands.edge",
     "chat": "forerun.commands.chat",

@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import io
 import math
-import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from common.errors import UserError
 from simulator.documents import write_error, write_whole
-from simulator.schemes import (
-    CLAIRVOYANT,
-    COLOCATED,
-    DEVICE_ONLY,
-    FORERUN,
-    SERVER_STREAMING,
-    SYNC_BEST,
-)
+from simulator.schemes import CLAIRVOYANT, SERVER_STREAMING
 from simulator.sweep import AXES, panels, shown
 from simulator.tables import Row
 
-# What plots have in common: one colour and marker per scheme, and words for axes. No matplotlib here.
-
-COLOURS = {
-    SERVER_STREAMING: "#808080",
-    SYNC_BEST: "#e06000",
-    "chain": "#440077",
-    FORERUN: "#00c080",
-    CLAIRVOYANT: "#000000",
-    COLOCATED: "#0050e0",
-    DEVICE_ONLY: "#992200",
-    "sync_delay_optimal": "#66ccff",
-    "amusd": "#773333",
-    "pearl": "#0099ff",
-    "picospec": "#662255",
-    "specedge": "#66dd66",
-    "saguaro": "#5577aa",
-    "parked": "#0000ff",
-    "both_ends": "#000033",
-}
-"""A scheme keeps its colour in every plot. Found by search, to be told apart on white with normal sight,
-without red cones and without green cones; markers help, too."""
-
-MARKERS = dict(zip(COLOURS, "osv^*DXP<>phd8H", strict=True))
-
-SPARE = (
-    ("#eebb00", "o"),
-    ("#bbaaff", "s"),
-    ("#88aabb", "^"),
-    ("#bbcc77", "D"),
-    ("#444433", "v"),
-    ("#ff88aa", "P"),
+COLOURS = (
+    *("#00c080", "#e06000", "#440077", "#0050e0", "#992200", "#66ccff", "#773333", "#0099ff", "#662255"),
+    *("#66dd66", "#5577aa", "#eebb00", "#bbaaff", "#88aabb", "#bbcc77", "#444433", "#ff88aa"),
 )
-"""For all other growth policies and settings, of which there is no end."""
+MARKERS = "osv^*DXP<>phd8H"
+"""Of a plot's schemes, in turn. The first few are told apart on white with normal sight, without red cones
+and without green cones; markers help, too."""
 
 AXIS_WORDS = {
     "profile": ("network profile", "{}"),
@@ -85,26 +52,13 @@ class Style:
     line: Line = "-"
 
 
+FIXED = {SERVER_STREAMING: Style("#808080", "o"), CLAIRVOYANT: Style("#000000", "s", "--")}
+
+
 def styles(schemes: Iterable[str]) -> dict[str, Style]:
-    """Return each scheme's style. A name without an entry in `COLOURS` gets a spare by its letters: the
-    same in every plot, unless two names of one plot would share it."""
-    looks: dict[str, Style] = {}
-    taken: set[int] = set()
-    for scheme in dict.fromkeys(schemes):
-        if scheme in COLOURS:
-            line: Line = "--" if scheme == CLAIRVOYANT else "-"
-            looks[scheme] = Style(COLOURS[scheme], MARKERS[scheme], line)
-        else:
-            place = _free_place(scheme, taken)
-            taken.add(place)
-            looks[scheme] = Style(*SPARE[place], ":")
-    return looks
-
-
-def _free_place(name: str, taken: Collection[int]) -> int:
-    first = zlib.crc32(name.encode())
-    places = [(first + step) % len(SPARE) for step in range(len(SPARE))]
-    return next((place for place in places if place not in taken), places[0])
+    """Return each scheme's style. Server streaming is always grey, and the bound always black."""
+    looks = zip(cycle(COLOURS), cycle(MARKERS), strict=False)  # both are endless
+    return {scheme: FIXED.get(scheme) or Style(*next(looks)) for scheme in dict.fromkeys(schemes)}
 
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -311,15 +311,9 @@ class VerifierChannel:
         request = pb.DescribeRequest(
             include_vocabulary=include_vocabulary, include_chat_template=include_chat_template
         )
-        return decode_description(await self.ask(request, patience=patience))
-
-    async def ask(
-        self, request: pb.DescribeRequest, entries: Metadata = (), patience: float = DESCRIBE_TIMEOUT
-    ) -> pb.DescribeResponse:
-        """Ask as `describe` does, with further metadata `entries`."""
         try:
             connection = self._fresh()
-            metadata = (*connection.metadata(), *entries)
+            metadata = connection.metadata()
             began = time.monotonic()
             response = await connection.stub.Describe(request, timeout=patience, metadata=metadata)
             if connection.has_answered:
@@ -341,8 +335,7 @@ class VerifierChannel:
             raise UnavailableError(words) from error
         if response is None:
             raise PeerError(f"the verifier at {self.address} sent a description that cannot be read")
-        description: pb.DescribeResponse = response
-        return description
+        return decode_description(response)
 
     async def explain_mismatch(self, own: Vocabulary) -> str:
         """Fetch all tokens of the verifier and name the first that differs from `own`."""
@@ -355,10 +348,8 @@ class VerifierChannel:
         on_lost: OnLost,
         on_silent: Callable[[], None] | None = None,
         key: str = "",
-        entries: Metadata = (),
     ) -> VerifierStream:
-        """Open a stream, with further metadata `entries`. For `on_silent` see `VerifierStream`; a load
-        balancer may route by `key`."""
+        """Open a stream. For `on_silent` see `VerifierStream`; a load balancer may route by `key`."""
         connection = self._fresh()
 
         def silent() -> None:
@@ -366,7 +357,7 @@ class VerifierChannel:
             if on_silent is not None:
                 on_silent()
 
-        entries = (*entries, (KEY_ENTRY, key)) if key else entries
+        entries = ((KEY_ENTRY, key),) if key else ()
         return VerifierStream(connection, on_message, on_lost, silent, entries, self._opened)
 
     def _opened(self, stream: VerifierStream) -> None:

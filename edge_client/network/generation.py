@@ -82,7 +82,6 @@ class Generation:
         self.reason: FinishReason | None = None
         self.modes: list[ModeStatus] = []  # every change, in order
         self.rtts: deque[float] = deque(maxlen=NUM_RTTS)  # as measured, the newest last; seconds
-        self._take = session.on_message  # a relay answers its device, too
         self._streams = streams
         self._drafts = drafts
         self._clock = clock
@@ -149,7 +148,7 @@ class Generation:
 
     def _on_message(self, stream: VerifierStream, message: ServerMessage) -> None:
         if stream is self._stream:
-            self._input(lambda now: self._take(message, now, plan=False))
+            self._input(lambda now: self.session.on_message(message, now, plan=False))
             if isinstance(message, Commit):
                 self._plan_after(TURNS_TO_READERS)
 

@@ -1,4 +1,4 @@
-"""Laws of plots: what was asked for is on them, a scheme keeps its colour, nothing half-drawn is left."""
+"""Laws of plots: what was asked for is on them, and what cannot be drawn is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 from common.errors import UserError
 from forerun.cli import main
-from simulator.canvas import SPARE, styles
 from simulator.plots import (
     plot_capacity,
     plot_pace,
@@ -43,16 +42,6 @@ def surface(with_colocated: bool = True) -> list[Row]:
         ]
         rows += [row(COLOCATED, 17.5, rtt_ms=rtt, mean=mean)] * with_colocated
     return rows
-
-
-# Colours --------------------------------------------------------------------------------------------------
-
-
-def test_a_policy_with_settings_looks_the_same_in_every_plot() -> None:
-    alone = styles(["sync:4"])["sync:4"]
-    assert styles([FORERUN, "sync:4", SERVER_STREAMING])["sync:4"] == alone
-    crowd = styles(f"sync:{block}" for block in range(1, len(SPARE) + 1))
-    assert len(set(crowd.values())) == len(SPARE)
 
 
 # Kinds ----------------------------------------------------------------------------------------------------
