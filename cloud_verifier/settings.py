@@ -32,7 +32,6 @@ TORCH_ONLY = (
     "drafter",
     "hint_at",
     "attention",
-    "compile",
     "tensor_parallel",
 )
 LLAMA_ONLY = ("gpu_layers", "tensor_split")
@@ -87,9 +86,8 @@ class TargetSection:
     )
     quantize: str | None = setting(
         None,
-        "int8 or float8: linear layers in 8 bits a weight; float8 needs --compile and a GPU of compute "
-        "capability 8.9; both need the extra `quantized`",
-        form="int8 or float8",
+        "int8: linear layers in 8 bits a weight; needs the extra `quantized`",
+        form="int8",
         is_common=True,
         excludes={"tensor_parallel": "a divided row has other scales"},
     )
@@ -141,7 +139,7 @@ class TargetSection:
         high=1.0,
         has_flag=False,
         excludes=dict.fromkeys(
-            ("compile", "deterministic", "tensor_parallel"), "it needs steps layer by layer on one device"
+            ("deterministic", "tensor_parallel"), "it needs steps layer by layer on one device"
         ),
     )
     step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
@@ -149,11 +147,6 @@ class TargetSection:
         "auto",
         "attention backend; auto: triton on a CUDA device, else torch_ref (docs/targets.md)",
         choices=ATTENTIONS,
-    )
-    compile: bool = setting(
-        False,
-        "compile the target's forward with torch.compile; needs a C++ compiler (docs/targets.md)",
-        excludes={"deterministic": "compiled sums depend on the step", "tensor_parallel": ""},
     )
     deterministic: bool | None = setting(
         None,
@@ -175,10 +168,6 @@ class TargetSection:
             )
         if self.deterministic and self.attention == "triton":
             raise UserError("--deterministic has its own attention, not triton; leave --attention out")
-        if self.quantize == "float8" and not self.compile:
-            raise UserError(
-                "--quantize float8 needs --compile: otherwise rounding inputs takes longer than products gain"
-            )
 
     def _check_engine(self) -> None:
         """Raise `UserError` for a setting of the engine that does not run this target."""
@@ -403,11 +392,11 @@ class VerifierConfig:
         if chunk is None and target.device.startswith("cuda") and not target.deterministic:
             chunk = CUDA_CHUNK
         judge = self.server.read_judge()
-        is_plain = not (target.is_gguf or target.compile or target.deterministic or target.tensor_parallel)
+        is_plain = not (target.is_gguf or target.deterministic or target.tensor_parallel)
         if judge is not None and judge.num_hidden and not is_plain:
             raise UserError(
                 "--judge reads hidden states, which only a target in Hugging Face format gives, without "
-                "--compile, --deterministic and --tensor-parallel; leave these out, or train with --law-only"
+                "--deterministic and --tensor-parallel; leave these out, or train with --law-only"
             )
         return replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
 

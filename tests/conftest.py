@@ -118,6 +118,9 @@ def has_driver() -> bool:
 if not has_driver():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# xdist starts a process for each processor. Torch's threads in each would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What commands keep between runs, such as which draft files may be loaded, is not put among that of whoever
 # runs the tests.
 STATE = tempfile.TemporaryDirectory(prefix="forerun-state-")

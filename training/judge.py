@@ -82,7 +82,7 @@ class JudgeTrainOptions(JudgeOptions):
         0.9, "least share of important mismatches that the judge rejects", "R", above=0, high=1
     )
     law_only: bool = setting(
-        False, "a judge that reads no hidden states, for GGUF targets and deterministic or compiled ones"
+        False, "a judge that reads no hidden states, for GGUF targets and deterministic ones"
     )
     device: str = setting("cpu", "device of the target: cpu or cuda")
     threads: int = setting(0, "threads of both models; 0: their own choice", "N")

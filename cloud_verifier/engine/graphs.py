@@ -447,10 +447,7 @@ class StepBuffers:
         self._padding = {"tokens": 0, "positions": 0, "slots": spare_slot, "outputs": 0}
         size = SizeBucket(ROW_BUCKETS[-1], max_units).num_words + -(-max_keys // 2)
         self._host = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
-        with (
-            torch.inference_mode()
-        ):  # as tensors of eager steps are: compiled code is made for one of the kinds
-            self._device = torch.zeros(size, dtype=torch.int64, device=device)
+        self._device = torch.zeros(size, dtype=torch.int64, device=device)
         self._host_views: dict[SizeBucket, dict[str, NDArray[Any]]] = {}
 
     def bucket(self, plan: AttentionPlan) -> SizeBucket | None:

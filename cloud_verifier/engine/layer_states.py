@@ -21,9 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -297,23 +295,16 @@ def _continues(kind: type[torch.nn.Module]) -> bool:
 
 
 class _Layer:
-    """Takes the place of the `forward` of a layer with a state.
-
-    A compiler sees one opaque operation, as for attention. It gets the rows alone: what else a layer is given
-    is None in a step, or the probe finds the difference.
-    """
+    """Takes the place of the `forward` of a layer with a state."""
 
     def __init__(self, name: str, number: int, module: torch.nn.Module) -> None:
-        self.name, self.number, self.key = name, number, next(_keys)
-        _layers[self.key] = self
+        self.name, self.number = name, number
         self.continues = _continues(type(module))
         self._forward: Callable[..., Any] = module.forward
         self._names = list(inspect.signature(self._forward).parameters)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-        if torch.compiler.is_compiling():
-            return _run_compiled(given[self._names[0]], self.key)
         states = _current.get()
         if states is None:
             return self._forward(*args, **kwargs)
@@ -328,21 +319,3 @@ class _Layer:
         if not isinstance(output, Tensor):
             raise UserError(UNKNOWN)
         return output
-
-
-_keys = count()
-_layers = WeakValueDictionary[int, _Layer]()  # by key, for compiled graphs
-
-
-@torch.library.custom_op("forerun::run_states", mutates_args=())
-def _run_compiled(hidden: Tensor, key: int) -> Tensor:
-    """Run a layer's rows [1, T, H] from a compiled graph, by the step that runs then."""
-    output: Tensor = _layers[key](hidden)
-    return output
-
-
-@_run_compiled.register_fake
-def _shape_of_run(hidden: Tensor, key: int) -> Tensor:
-    """Stand in for `_run_compiled` while a graph is traced."""
-    del key
-    return torch.empty_like(hidden)

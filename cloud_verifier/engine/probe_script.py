@@ -30,7 +30,7 @@ TokenPath = tuple[int, ...]
 """All tokens from position 0 up to a row: what its logits are a function of."""
 
 WARM_UP_ROWS = 64
-"""Rows of the first step. Compiled code is made for any number, and fastest for about this one."""
+"""Rows of the first step."""
 
 Row = TypeVar("Row")
 

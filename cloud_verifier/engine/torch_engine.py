@@ -232,8 +232,8 @@ class RowByRow:
 
 @contextmanager
 def last_hidden(model: TargetModel) -> Iterator[list[Tensor]]:
-    """Collect the last hidden states [1, T, H] of each forward of the model until the block ends. A compiled
-    forward, or one in tiles, is not collected as a whole."""
+    """Collect the last hidden states [1, T, H] of each forward of the model until the block ends. One in
+    tiles is not collected as a whole."""
     states = list[Tensor]()
     hook = model.decoder.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
     try:

@@ -26,7 +26,6 @@ from cloud_verifier.engine.deterministic.tiles import TILE_ROWS
 from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS, read_settings
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
-from cloud_verifier.engine.probe_script import WARM_UP_ROWS
 from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
 from cloud_verifier.model_source import EXIT, MTP
 from cloud_verifier.progress import Progress, no_progress
@@ -84,7 +83,6 @@ def load_engine(
     prefill_chunk: int = 256,
     agree: Callable[[int], int] | None = None,
     drafter: str | None = None,
-    compiled: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[TorchEngine, TokenTable]:
     """Load the target model `source`, check that its packed path is right, and give it `num_slots` KV slots.
@@ -94,11 +92,11 @@ def load_engine(
     Returns the engine and the target's token table, whose fingerprint the engine's `info` holds. `dtype`,
     `device`, `quantization` and `num_processes` as in `load_target`. A `deterministic` engine is checked to
     be so, and brings its own attention in place of `backend`. Without a `backend`, `attention` names it;
-    `cuda_graphs` as in `accelerate`. `drafter` as in `load_draft`. If `compiled`, torch compiles the target's
-    forward, and the probe runs the compiled one. Raises `UserError` that says what to change.
+    `cuda_graphs` as in `accelerate`. `drafter` as in `load_draft`. Raises `UserError` that says what to
+    change.
     """
     progress(f"loading the weights of {source}")
-    model = _load_model(source, dtype, device, quantization, num_processes, deterministic, drafter, compiled)
+    model = _load_model(source, dtype, device, quantization, num_processes, deterministic, drafter)
     backend = ExactBackend() if deterministic else backend or backend_of(attention, model.device)
     progress("checking packed steps against the plain model")
     report = check(model, backend)
@@ -115,12 +113,8 @@ def load_engine(
     if drafter is not None:
         progress(f"loading the drafter {drafter}")
         make.draft = load_draft(drafter, model, vocabulary)
-    if compiled:
-        progress("compiling the target's forward")
-        if make.draft is not None:  # it may have given the target hooks
-            model.compile()
-        compile_steps(make(WARM_UP_ROWS))
-    slot_bytes, reserve = _slot_bytes(make, report), num_states * report.state_bytes
+    slot_bytes = _slot_bytes(make, report)
+    reserve = num_states * report.state_bytes
     if make.draft is not None:
         reserve += make.draft.num_scratch * slot_bytes
     if model.device.type == "cuda":
@@ -148,7 +142,6 @@ def _load_model(
     num_processes: int,
     deterministic: bool,
     drafter: str | None,
-    compiled: bool,
 ) -> TargetModel:
     """Load the target, and suit it to its device. Arguments as in `load_engine`."""
     if deterministic and dtype == "auto" and device == "cpu":
@@ -161,8 +154,6 @@ def _load_model(
         raise UserError(f"model '{model.name}' has layers that keep a state; serve it without {option}")
     if model.device.type == "cuda":
         _suit_gpu(model, quantization, merges=num_processes == 1 and not deterministic)
-    if compiled:
-        model.compile()
     return model
 
 
@@ -256,21 +247,9 @@ def _step_bytes(engine: TorchEngine, step: StepPlan, report: ProbeReport, cuda_g
     return 2 * peak + GRAPHS + partials
 
 
-def compile_steps(engine: TorchEngine) -> None:
-    """Run a step of several rows and one of a single row, so that no session waits for their compilation."""
-    for count in (min(WARM_UP_ROWS, engine.info.num_slots, engine.info.max_positions), 1):
-        item = item_of(range(-1, count - 1), np.arange(count, dtype=np.int32), outputs=range(count // 2))
-        engine.logits(StepPlan((item,)))
-
-
 def check(model: TargetModel, backend: AttentionBackend) -> ProbeReport:
     """Probe `model` and log the findings. Raises as `probe`."""
-    try:
-        report = probe(model, backend=backend)
-    except UserError as error:
-        if not model.is_compiled:
-            raise
-        raise UserError(f"{error} --compile may be the reason; leave it out to see.") from error
+    report = probe(model, backend=backend)
     logger.info(
         "target %s: %d probe rows agree within %.1e of the logits' spread, %.1f s",
         model.name,

@@ -151,7 +151,6 @@ def load(
         max_rows=limits.max_rows,
         prefill_chunk=scheduler.chunk,
         drafter=target.drafter,
-        compiled=target.compile,
         progress=progress,
     )
     judge = scheduler.judge

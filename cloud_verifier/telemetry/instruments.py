@@ -23,19 +23,14 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "total")
 
-    def __init__(self, bounds: Sequence[float], counts: list[int] | None = None, total: float = 0.0) -> None:
+    def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1) if counts is None else counts
-        self.total = total
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def add_all(self, values: Sequence[float]) -> None:
-        bounds, counts = self.bounds, self.counts
+    def add(self, *values: float) -> None:
         for value in values:
-            counts[bisect_left(bounds, value)] += 1
+            self.counts[bisect_left(self.bounds, value)] += 1
         self.total += sum(values)
 
     def buckets(self) -> list[tuple[str, float]]:
@@ -92,10 +87,10 @@ class Instruments:
         if report.predicted > 0:
             self.step_ratio.add(report.duration / report.predicted)
         self.step_tokens.add(report.num_prefilled + report.num_committed)
-        self.queue_time.add_all(report.queue_times)
-        self.first_token.add_all(report.waits.first)
-        self.resumed.add_all(report.waits.resumed)
-        self.later_tokens.add_all(report.waits.later)
+        self.queue_time.add(*report.queue_times)
+        self.first_token.add(*report.waits.first)
+        self.resumed.add(*report.waits.resumed)
+        self.later_tokens.add(*report.waits.later)
 
     def note_finished(
         self, tally: SessionTally, num_prompt_tokens: int, num_text_tokens: int, now: float

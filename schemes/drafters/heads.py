@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch._library.effects import EffectType
 from torch.nn import functional
 from transformers.modeling_layers import MtpModel
 
@@ -44,24 +43,8 @@ def keep_features(target: TargetModel) -> None:
 
 def write_features(features: Tensor) -> None:
     """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
-    if torch.compiler.is_compiling():
-        _write_compiled(features)
-    elif (step := running_step()) is not None:
+    if (step := running_step()) is not None:
         step.kv.write_features(step.slots, features)
-
-
-@torch.library.custom_op("forerun::write_features", mutates_args=())
-def _write_compiled(features: Tensor) -> None:
-    """Call `write_features` from a compiled graph."""
-    write_features(features)
-
-
-@_write_compiled.register_fake
-def _write_nothing(_features: Tensor) -> None:
-    """Stand in for `_write_compiled` while a graph is traced."""
-
-
-_write_compiled.register_effect(EffectType.ORDERED)  # or a compiler drops the call: it has no result
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ class HintingEngine(EngineAround):
 
     Each output row of an edge that takes hints costs one more product with the head and one more ranking, in
     the midst of the step. Raises `UserError` where the steps are not run layer by layer: a replayed CUDA
-    graph and compiled code cannot be left midway.
+    graph cannot be left midway.
     """
 
     def __init__(self, engine: TorchEngine, share: float) -> None:
         super().__init__(engine)
         model = engine.model
-        if type(engine) is not TorchEngine or not isinstance(engine.runner, RowByRow) or model.is_compiled:
+        if type(engine) is not TorchEngine or not isinstance(engine.runner, RowByRow):
             raise UserError(
                 "--hint-at needs steps that run layer by layer; take --attention torch_ref, and leave "
-                "--compile, --deterministic and --tensor-parallel out"
+                "--deterministic and --tensor-parallel out"
             )
         if model.state_layers:
             raise UserError(f"--hint-at is not possible: '{model.name}' has layers that keep a state")

@@ -154,9 +154,6 @@ def test_what_cannot_be_is_told_with_its_place(
     [
         (["--deterministic"], ["--deterministic", "--threads"]),
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
-        (["--compile", "--deterministic", "--threads=1"], ["compile", "deterministic"]),
-        (["--compile", "--tensor-parallel"], ["compile", "tensor_parallel"]),
-        (["--quantize=float8"], ["--quantize float8", "--compile"]),
         (["--tensor-parallel", "--quantize=int8"], ["quantize", "tensor_parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["deterministic", "tensor_parallel"]),
         (["--tls-cert=c"], ["tls_cert", "tls_key"]),
@@ -175,7 +172,6 @@ def test_what_contradicts_itself_is_named(words: list[str], names: list[str]) ->
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({"COMPILE": "true", "HINT_AT": "0.5"}, ["hint_at", "compile"]),
         ({"SHARED_TEXTS": "1", "RECALL": "false"}, ["shared_texts", "recall"]),
         ({"MODEL": "folder", "TENSOR_SPLIT": "1,1"}, ["tensor_split"]),
         *(({"MODEL": "target.gguf", "TENSOR_SPLIT": wrong}, ["tensor_split"]) for wrong in SHARES),
@@ -205,7 +201,7 @@ def test_a_word_stands_for_none() -> None:
         ("target.gguf", ["--device", "cuda"]),
         ("target.gguf", ["--dtype", "bfloat16"]),
         ("target.gguf", ["--drafter", "exit"]),
-        ("TARGET.GGUF", ["--compile"]),
+        ("TARGET.GGUF", ["--quantize", "int8"]),
         ("folder", ["--gpu-layers", "3"]),
     ],
 )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from cloud_verifier.engine.conformance_probe import LESS_EXACT
-from tests.cloud_verifier.engine.conformance import NUM_FIXED, examine, random_target, row_of, rows_of
+from tests.cloud_verifier.engine.conformance import (
+    DOCUMENT,
+    NUM_FIXED,
+    examine,
+    random_target,
+    row_of,
+    rows_of,
+)
 from tests.cloud_verifier.engine.families import REFUSED_FAMILIES, SERVED_FAMILIES
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 FAMILIES = {family.name: family for family in (*SERVED_FAMILIES, *REFUSED_FAMILIES)}
-DOCUMENT = Path(__file__).parents[2] / "lab" / "docs" / "families.md"
 DOCUMENTED = {row[0]: row for row in rows_of(DOCUMENT.read_text(encoding="utf-8"))}
 
 HALF = {"Llama 3", "Gemma 2", "gpt-oss", "DeepSeek V2", "Qwen 3.5"}

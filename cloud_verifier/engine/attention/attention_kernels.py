@@ -90,9 +90,24 @@ def _fold(
     return new_max, state_sum, state_values
 
 
-# One program from its tables to its results, whose state does not fit into another function's arguments.
+@triton.jit
+def _is_ancestor(ancestors, words, rows, others, asked):
+    """Return whether rows `others` [N] of an item are ancestors of its `rows` [M], or these rows themselves:
+    bool [M, N], False where it is not asked."""
+    word_at = (rows * words)[:, None] + (others // 64)[None, :]
+    word = tl.load(ancestors + word_at, mask=asked, other=0)
+    return ((word >> (others % 64)[None, :]) & 1) != 0
+
+
+@triton.jit
+def _store(vectors, values, exists, depth, BLOCK: tl.constexpr):
+    """Store the first `depth` elements of `values` [M, BLOCK] at `vectors` [M] (pointers) that exist."""
+    columns = tl.arange(0, BLOCK)
+    tl.store(vectors[:, None] + columns[None, :], values, mask=exists[:, None] & (columns < depth)[None, :])
+
+
 @triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=_TABLES)
-def attend_units(  # noqa: PLR0915
+def attend_units(  # noqa: PLR0915 - from tables to results, and the state does not fit into arguments
     query,
     query_row,  # elements from row to row, and from head to head
     query_head,
@@ -143,8 +158,7 @@ def attend_units(  # noqa: PLR0915
     lane_row = lanes // HEADS
     lane_head = (tl.program_id(0) % groups) * HEADS + lanes % HEADS
     taken = (lane_row < count) & (lane_head < SHARE)
-    packed = row + lane_row
-    head = kv_index * SHARE + lane_head
+    packed, head = row + lane_row, kv_index * SHARE + lane_head
     place = tl.load(positions + packed, mask=taken, other=0)
     query_at = query + packed * query_row + head * query_head
     query_1 = _load(query_at, tl.arange(0, DEPTH_1), taken, True, DEPTH_1 > KEY_DEPTH, KEY_DEPTH)
@@ -152,13 +166,11 @@ def attend_units(  # noqa: PLR0915
     if DEPTH_2 > 0:
         columns = DEPTH_1 + tl.arange(0, DEPTH_2)
         query_2 = _load(query_at, columns, taken, True, DEPTH_1 + DEPTH_2 > KEY_DEPTH, KEY_DEPTH)
-
     if WIDEN:
         query_1, query_2 = query_1.to(tl.float32), query_2.to(tl.float32)
 
     steps = tl.arange(0, BLOCK)
-    state_max = tl.full([LANES], float("-inf"), tl.float32)
-    state_sum = tl.zeros([LANES], tl.float32)
+    state_max, state_sum = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.float32)
     state_values = tl.zeros([LANES, VALUE_BLOCK], tl.float32)
     if WINDOWED:  # a key's position is at most its number, so no row sees a key before this one
         earliest = tl.min(tl.where(taken, place, 2147483647)) - window + 1
@@ -186,12 +198,10 @@ def attend_units(  # noqa: PLR0915
         slots = tl.load(keys + number, mask=exists, other=0).to(tl.int64)
         own = exists & (number >= prefix)
         key_row = tl.where(own, number - prefix, 0)
-        asked = taken[:, None] & (own & (number < tree_end))[None, :]
-        word_at = mask_at + (own_row * words)[:, None] + (key_row // 64)[None, :]
-        word = tl.load(ancestors + word_at, mask=asked, other=0)
-        above = ((word >> (key_row % 64)[None, :]) & 1) != 0
-        chained = (own & (number >= tree_end))[None, :] & (key_row[None, :] <= own_row[:, None])
-        seen = above | chained | (number < prefix)[None, :]
+        in_tree, in_chain = own & (number < tree_end), own & (number >= tree_end)
+        seen = _is_ancestor(ancestors + mask_at, words, own_row, key_row, taken[:, None] & in_tree[None, :])
+        seen = seen | (in_chain[None, :] & (key_row[None, :] <= own_row[:, None]))
+        seen = seen | (number < prefix)[None, :]
         if WINDOWED:
             key_place = tl.load(positions + row - local + key_row, mask=own, other=0)
             key_place = tl.where(own, key_place, number)
@@ -203,7 +213,6 @@ def attend_units(  # noqa: PLR0915
             CAPPED, WIDEN,
         )  # fmt: skip
 
-    depths = tl.arange(0, VALUE_BLOCK)
     if splits == 1:
         if SINKS:
             sink = tl.load(sinks + head, mask=taken, other=0.0).to(tl.float32) * _LOG2_E
@@ -211,20 +220,15 @@ def attend_units(  # noqa: PLR0915
             state_sum = state_sum * tl.exp2(state_max - new_max) + tl.exp2(sink - new_max)
             state_values = state_values * tl.exp2(state_max - new_max)[:, None]
         result = state_values / tl.where(taken, state_sum, 1.0)[:, None]
-        out_at = (packed * NUM_HEADS + head) * VALUE_DEPTH
-        tl.store(
-            out + out_at[:, None] + depths[None, :],
-            result.to(out.dtype.element_ty),
-            mask=taken[:, None] & (depths < VALUE_DEPTH)[None, :],
-        )
+        out_at = out + (packed * NUM_HEADS + head) * VALUE_DEPTH
+        _store(out_at, result.to(out.dtype.element_ty), taken, VALUE_DEPTH, VALUE_BLOCK)
     else:
         first = tl.load(rows + 2 * packed, mask=taken, other=0)
         partial_row = (first + split).to(tl.int64) * NUM_HEADS + head
         tl.store(stats + 2 * partial_row, state_max, mask=taken)
         tl.store(stats + 2 * partial_row + 1, state_sum, mask=taken)
-        partial_at = partial + (partial_row * VALUE_DEPTH)[:, None] + depths[None, :]
         num_stored = tl.where(begin < end, VALUE_DEPTH, 0)  # nothing where a window begins behind the split
-        tl.store(partial_at, state_values, mask=taken[:, None] & (depths < num_stored)[None, :])
+        _store(partial + partial_row * VALUE_DEPTH, state_values, taken, num_stored, VALUE_BLOCK)
 
 
 @triton.jit(do_not_specialize_on_alignment=_TABLES)

@@ -3,9 +3,6 @@
 The model hands over one packed batch of rows [1, H, T, D]. The current step holds each row's session,
 visible rows and KV slots. The engine sets that step around the forward: some models drop
 unknown keyword arguments before the attention layer, so the step cannot travel as one.
-
-A compiler sees one opaque operation in place of the function, `forerun::attend`. It reads the current step
-when it runs, so a compiled forward is one graph and serves every step.
 """
 
 from __future__ import annotations
@@ -114,40 +111,12 @@ def attention_function(
         raise UserError(
             f"its {type(module).__name__} has no layer number, so layers cannot keep their own KV"
         )
-    if torch.compiler.is_compiling():
-        return _attend_compiled(query, key, value, layer, scaling, sliding_window, softcap, s_aux), None
-    terms = AttentionTerms(scaling, sliding_window, softcap, s_aux)
-    return _attend(query, key, value, layer, terms), None
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, layer: int, terms: AttentionTerms) -> Tensor:
     context = _current.get()
     if context is None:
         raise LocalError("the model was called outside an engine step")
     kv = context.kv.write(layer, context.slots, key, value)
-    return context.attention.attend(query, kv, terms)
-
-
-@torch.library.custom_op("forerun::attend", mutates_args=())
-def _attend_compiled(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    layer: int,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Call `_attend` from a compiled graph. Only this operation reads or writes the KV, so the order of the
-    graph's own data is the order of the KV, too."""
-    terms = AttentionTerms(scaling, window, softcap, sinks)
-    return _attend(query, key, value, layer, terms).contiguous()
-
-
-@_attend_compiled.register_fake
-def _attended_shape(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> Tensor:
-    return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
+    terms = AttentionTerms(scaling, sliding_window, softcap, s_aux)
+    return context.attention.attend(query, kv, terms), None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import torch
@@ -46,16 +45,6 @@ MakeEngine = Callable[[int], TorchEngine]
 """From a number of KV slots to an engine on the model that is checked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Logits float32 [V] of one row, computed twice."""
-
-    where: str  # what differed between the two
-    length: int  # keys of the row
-    first: Tensor
-    second: Tensor
-
-
 def check_exact(model: TargetModel, make_engine: MakeEngine, *, tile_rows: int, longest: int) -> int:
     """Compare rows alone and among others, up to `longest` keys; return how many are equal bit for bit.
 
@@ -70,23 +59,17 @@ def check_exact(model: TargetModel, make_engine: MakeEngine, *, tile_rows: int, 
     alone = lab.by_rows(path)
     _check_right(model, alone, plain)
     num_rows = 0
-    for pair in chain(
-        _every_place(lab, tile_rows),
-        _every_length(lab, min(longest, model.max_positions)),
-        _every_shape(lab, path, alone),
+    for where, first, second in _computed_twice(
+        lab, path, alone, tile_rows, min(longest, model.max_positions)
     ):
-        _compare(model.name, pair)
-        num_rows += 1
+        if not torch.equal(torch.stack(first).view(torch.int32), torch.stack(second).view(torch.int32)):
+            raise UserError(
+                f"model '{model.name}' cannot be served with --deterministic here: a row has other bits "
+                f"{where}, so some kernel of this machine depends on a row's place or company. Another "
+                "--threads (1 is the surest) or --dtype may help."
+            )
+        num_rows += len(first)
     return num_rows
-
-
-def _compare(name: str, pair: _Pair) -> None:
-    if not torch.equal(pair.first.view(torch.int32), pair.second.view(torch.int32)):
-        raise UserError(
-            f"model '{name}' cannot be served with --deterministic here: a row of {pair.length} keys has "
-            f"other bits {pair.where}, so some kernel of this machine depends on a row's place or company. "
-            "Another --threads (1 is the surest) or --dtype may help."
-        )
 
 
 def _check_right(model: TargetModel, rows: Sequence[Tensor], plain: Tensor) -> None:
@@ -99,35 +82,25 @@ def _check_right(model: TargetModel, rows: Sequence[Tensor], plain: Tensor) -> N
         )
 
 
-def _every_place(lab: _Lab, tile_rows: int) -> Iterator[_Pair]:
-    """Yield a row at all places of a tile at once."""
+def _computed_twice(
+    lab: _Lab, path: IntArray, alone: list[Tensor], tile_rows: int, longest: int
+) -> Iterator[tuple[str, list[Tensor], list[Tensor]]]:
+    """Yield the logits float32 [V] of rows that were computed twice, and what differed between the two."""
     for length in LENGTHS_IN_PLACE:
         tip = lab.tip(length)
-        alone = lab.step([tip])[0]
-        for logits in lab.step([tip] * tile_rows):
-            yield _Pair("at another place of its tile", length, alone, logits)
-
-
-def _every_length(lab: _Lab, longest: int) -> Iterator[_Pair]:
-    """Yield a row of each padded length, in two steps of other order and company; some of them alone, too."""
+        yield "at another place of its tile", lab.step([tip]) * tile_rows, lab.step([tip] * tile_rows)
     tips = [lab.tip(length) for length in _lengths(longest, lab.random)]
-    first, second = lab.mixed(tips), lab.mixed(tips)
-    for tip, one, other in zip(tips, first, second, strict=True):
-        yield _Pair("in other company", tip.length, one, other)
+    mixed = lab.mixed(tips)
+    yield "in other company", mixed, lab.mixed(tips)
     for index in sorted({*np.linspace(0, len(tips) - 1, NUM_LONE).astype(int).tolist()}):
-        yield _Pair("alone", tips[index].length, first[index], lab.step([tips[index]])[0])
-
-
-def _every_shape(lab: _Lab, path: IntArray, alone: Sequence[Tensor]) -> Iterator[_Pair]:
-    """Yield a path whose rows were evaluated alone, as a chunk of a prompt and as a branch of a tree."""
-    chunk = _Rows(path, range(-1, len(path) - 1))
-    wrong = np.repeat(path, 2)  # after each row a sibling of the next one
-    wrong[1::2] = lab.tokens(len(path))
-    tree = _Rows(wrong, [-1, *(row // 2 * 2 for row in range(len(wrong) - 1))])
-    for length, (one, other) in enumerate(zip(alone, lab.mixed([chunk]), strict=True), 1):
-        yield _Pair("in a chunk of a prompt", length, one, other)
-    for length, (one, other) in enumerate(zip(alone, lab.mixed([tree])[::2], strict=True), 1):
-        yield _Pair("in a tree", length, one, other)
+        yield "alone", [mixed[index]], lab.step([tips[index]])
+    # The path whose rows were evaluated alone, as a chunk of a prompt, and as a branch of a tree where each
+    # row has a sibling.
+    yield "in a chunk of a prompt", alone, lab.mixed([_Rows(path, range(-1, len(path) - 1))])
+    tokens = np.repeat(path, 2)
+    tokens[1::2] = lab.tokens(len(path))
+    tree = _Rows(tokens, [-1, *(row // 2 * 2 for row in range(len(tokens) - 1))])
+    yield "in a tree", alone, lab.mixed([tree])[::2]
 
 
 def _lengths(longest: int, random: np.random.Generator) -> list[int]:
@@ -147,10 +120,6 @@ class _Rows:
     tokens: IntArray
     parents: Sequence[int]
     prefix: IntArray = field(default_factory=lambda: np.zeros(0, np.int32))
-
-    @property
-    def length(self) -> int:
-        return len(self.prefix) + 1
 
 
 class _Lab:

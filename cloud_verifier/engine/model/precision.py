@@ -179,8 +179,7 @@ class _Fp32Head:
             logits = logits.view(*hidden.shape[:-1], weight.shape[0])
             return logits if wide_bias is None else logits + wide_bias
         if self._has_front:
-            front = _front_compiled if torch.compiler.is_compiling() else _front_in_float32
-            return front(hidden, weight, bias)
+            return _front_in_float32(hidden, weight, bias)
         if self._wide is None:
             self._wide = weight.detach().float()
         return functional.linear(hidden.float(), self._wide, wide_bias)
@@ -195,17 +194,6 @@ def _front_in_float32(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Te
         rows = slice(at, at + FRONT_ROWS)
         _sharpen(logits[rows], rounded[rows], flat[rows].float(), weight, bias)
     return logits.view(*hidden.shape[:-1], weight.shape[0])
-
-
-@torch.library.custom_op("forerun::front_in_float32", mutates_args=())
-def _front_compiled(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Call `_front_in_float32` from a compiled graph; what it computes depends on the numbers."""
-    return _front_in_float32(hidden, weight, bias)
-
-
-@_front_compiled.register_fake
-def _front_shape(hidden: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
-    return hidden.new_empty((*hidden.shape[:-1], weight.shape[0]), dtype=torch.float32)
 
 
 def _sharpen(logits: Tensor, rounded: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -252,12 +240,8 @@ class _Linear(TorchFunctionMode):
         return (self._product if function is functional.linear else function)(*args, **(kwargs or {}))
 
 
-QUANTIZATIONS = ("int8", "float8")
-"""Each weight as 8 bits, each output row with a scale of its own, by torchao. int8: products convert weights.
-float8: products are of float8, and their inputs are rounded too, each row with a scale of its own."""
-
-FLOAT8_CAPABILITY = (8, 9)
-"""Of a GPU that multiplies float8: Ada, Hopper and later."""
+QUANTIZATIONS = ("int8",)
+"""Each weight as 8 bits, each output row with a scale of its own, by torchao. Products convert weights."""
 
 ROUTERS = {"router", "gate"}
 """What linear layers are called whose outputs choose experts."""
@@ -275,53 +259,22 @@ def check_quantization(kind: str) -> None:
         ) from error
 
 
-def check_float8(device: torch.device) -> None:
-    """Raise `UserError` if `device` multiplies no float8."""
-    if device.type != "cuda":
-        raise UserError(f"--quantize float8 needs a CUDA device, and this is {device}; use int8")
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FLOAT8_CAPABILITY:
-        raise UserError(
-            f"--quantize float8 needs compute capability 8.9, and {device} has "
-            f"{capability[0]}.{capability[1]}; use int8"
-        )
-
-
 def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> int:
     """Quantize the linear layers of `model` in place, all but its `head` and routers. Return their number.
 
-    Raises `UserError` as `check_quantization` and for float8 of weights that are not bfloat16, and `Refusal`
-    if there is nothing to quantize.
+    Raises `UserError` as `check_quantization`, and `Refusal` if there is nothing to quantize.
     """
     check_quantization(kind)
-    from torchao.quantization import quantize_
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     chosen = list(_linear_layers(model, head))
     if not chosen:
         raise Refusal(name, f"it has no linear layers that could be quantized to {kind}")
-    if kind == "float8" and any(layer.weight.dtype != torch.bfloat16 for layer in chosen):
-        raise UserError("--quantize float8 needs weights in bfloat16; give --dtype bfloat16")
     before, changed = weight_bytes(model), {id(layer) for layer in chosen}
-    quantize_(model, _torchao_config(kind), filter_fn=lambda module, _: id(module) in changed)
+    quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, _: id(module) in changed)
     message = "target %s: %d linear layers in %s; weights take %.1f MB, and %.1f MB before"
     logger.info(message, name, len(chosen), kind, weight_bytes(model) / 1e6, before / 1e6)
     return len(chosen)
-
-
-def _torchao_config(kind: str) -> Any:
-    from torchao.quantization import (
-        Float8DynamicActivationFloat8WeightConfig,
-        Int8WeightOnlyConfig,
-        PerRow,
-    )
-    from torchao.quantization.quantize_.common import KernelPreference
-
-    if kind == "int8":
-        return Int8WeightOnlyConfig()
-    # torch's own kernels: others, where they are installed, cannot read weights that lie on the host.
-    return Float8DynamicActivationFloat8WeightConfig(
-        granularity=PerRow(), kernel_preference=KernelPreference.TORCH
-    )
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -41,7 +41,6 @@ from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
     can_widen,
-    check_float8,
     check_quantization,
     computes_bfloat16,
     float32_inside,
@@ -95,7 +94,6 @@ class TargetModel(TargetCheckpoint):
         is_stored_quantized = getattr(model.config, "quantization_config", None) is not None
         self._rounds_inside = is_stored_quantized and any("forward" in vars(each) for each in model.modules())
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._compiled: Callable[..., Any] | None = None
         self._merged: MergedProjections | None = None
         install_fp32_head(model.get_output_embeddings())
         AttentionInterface.register(ATTENTION, cast(Callable[..., Any], attention_function))
@@ -162,42 +160,15 @@ class TargetModel(TargetCheckpoint):
         If `embedded`, `tokens` are vectors in the place of the tokens' embeddings, [1, T, H]. Returns logits
         float32 [O, V].
         """
-        if self._compiled is not None:
-            return self._forward_compiled(self._compiled, tokens, positions, outputs)
         kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
         given = {"inputs_embeds" if embedded else "input_ids": tokens}
         result = self._model(**given, position_ids=positions, use_cache=False, **kept)
         logits: Tensor = result.logits[0]
         return (logits if kept else logits.index_select(0, outputs)).float()
 
-    def _forward_compiled(
-        self, compiled: Callable[..., Any], tokens: Tensor, positions: Tensor, outputs: Tensor
-    ) -> Tensor:
-        """Ask for two rows at least: a compiler makes code of its own for sizes 0 and 1. Copies stand at the
-        start of their memory, while the places of tokens and positions in a step's buffer would each be
-        another case to compile."""
-        num_outputs = len(outputs)
-        asked = functional.pad(outputs, (0, max(0, 2 - num_outputs)))
-        kept = {"logits_to_keep": asked} if self._keeps_rows else {}
-        given = {"input_ids": tokens.clone(), "position_ids": positions.clone()}
-        logits: Tensor = compiled(**given, use_cache=False, **kept).logits[0]
-        return (logits[:num_outputs] if kept else logits.index_select(0, outputs)).float()
-
     def merge_projections(self) -> None:
         """Compute projections of one input as one product from now on, except in `plain` and `in_float32`."""
         self._merged = MergedProjections(self._model)
-
-    @property
-    def is_compiled(self) -> bool:
-        return self._compiled is not None
-
-    def compile(self) -> None:
-        """Let `forward` run compiled code from now on, made at its first steps: one for steps of one row, and
-        one for all others, if the first of these has fewer output rows than rows. `plain` and `in_float32`
-        run the model as it is. Hooks that come later take another call.
-        """
-        torch.compiler.reset()
-        self._compiled = torch.compile(self._model, dynamic=True)
 
     @property
     def num_memory_layers(self) -> int:
@@ -246,7 +217,6 @@ class TargetModel(TargetCheckpoint):
         if final_norm is not None:
             replaced = _replaced(replaced, [*path.split(".")[:-1], "norm"], final_norm)
         twin.module = twin._model = cast(PreTrainedModel, replaced)
-        twin._compiled = None
         return twin
 
     @cached_property
@@ -281,12 +251,8 @@ class TargetModel(TargetCheckpoint):
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Compute in float32 until the block ends, with the same weights."""
-        compiled, self._compiled = self._compiled, None
-        try:
-            with self._apart(), float32_inside(self._model, self.num_layers):
-                yield
-        finally:
-            self._compiled = compiled
+        with self._apart(), float32_inside(self._model, self.num_layers):
+            yield
 
     @contextmanager
     def windows_at_most(self, limit: int) -> Iterator[None]:
@@ -346,8 +312,6 @@ def load_target(
     kind = torch_dtype(dtype)
     if quantization is not None:
         check_quantization(quantization)
-        if quantization == "float8":
-            check_float8(where)
     place = place_of(source)
     config = loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +24,6 @@ from cloud_verifier.engine.packing import PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.device_choice import choice_table
 from cloud_verifier.engine.sampling.host_choice import choice_rows
 from cloud_verifier.engine.torch_engine import TorchEngine
-from cloud_verifier.engine.torch_loading import compile_steps
 from common.sampling import SamplingParams
 from lab.benchmarks.gpu_step.clock import TimeBudget, TimedCapture, device_times_of, times_of
 from lab.benchmarks.gpu_step.plans import load_plan, slots_of
@@ -90,7 +88,6 @@ class Way:
     attention: str  # triton or torch_ref
     graphs: bool = False
     sampling: SamplingParams = GREEDY
-    compiled: bool = False
 
 
 WAYS = (
@@ -99,7 +96,6 @@ WAYS = (
     Way("torch_ref", "torch_ref"),
     Way("graph, sampled", "triton", graphs=True, sampling=SAMPLED),
     Way("graph, top-p", "triton", graphs=True, sampling=NUCLEUS),
-    Way("graph, compiled", "triton", graphs=True, compiled=True),
 )
 
 
@@ -129,12 +125,7 @@ class StepTimer:
     def _engine(self, way: Way) -> tuple[TorchEngine, TimedCapture | None]:
         triton = way.attention == "triton"
         backend = TritonBackend() if triton else TorchRefBackend()
-        model = copy(self._model)
-        if way.compiled:
-            model.compile()
-        engine = TorchEngine(model, self._num_slots, backend=backend)
-        if way.compiled:
-            compile_steps(engine)
+        engine = TorchEngine(self._model, self._num_slots, backend=backend)
         capture = TimedCapture(self._model.device) if way.graphs else None
         if triton:
             engine.runner = DeviceRunner(engine, capture)

@@ -1,11 +1,10 @@
-"""Which families of models are served: the tables of lab/docs/families.md, found by the conformance probe.
+"""Which families of models are served: the tables of lab/docs/families.md, made by the conformance probe.
 
-python -m tests.cloud_verifier.engine.conformance [FAMILY ...] [--markdown lab/docs/families.md]
+python -m tests.cloud_verifier.engine.conformance
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel, torch_
 from tests.cloud_verifier.engine.families import REFUSED_FAMILIES, SERVED_FAMILIES, Family
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+DOCUMENT = Path(__file__).parents[3] / "lab" / "docs" / "families.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,19 +154,10 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="FAMILY", help="only families whose name holds a word")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="put the tables into this file")
-    options = parser.parse_args()
-    findings = []
-    for family in (*SERVED_FAMILIES, *REFUSED_FAMILIES):
-        if not options.names or any(word.lower() in family.name.lower() for word in options.names):
-            findings.append(examine(family))
-            print(" | ".join(row_of(findings[-1])), flush=True)  # noqa: T201
-    if options.markdown is not None:
-        before, _, rest = options.markdown.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        options.markdown.write_text(before + tables(findings) + after, encoding="utf-8")
+    """Probe every family in each precision, which takes some minutes, and rewrite the page."""
+    findings = [examine(family) for family in (*SERVED_FAMILIES, *REFUSED_FAMILIES)]
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    DOCUMENT.write_text(before + tables(findings) + rest.partition(END)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

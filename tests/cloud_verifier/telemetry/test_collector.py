@@ -204,7 +204,7 @@ BOUNDS = (0.5, 1.0, 2.0)
 @given(st.lists(st.floats(0, 4), max_size=20))
 def test_each_bucket_has_the_values_up_to_its_bound(values: list[float]) -> None:
     histogram, one_by_one = Histogram(BOUNDS), Histogram(BOUNDS)
-    histogram.add_all(values)
+    histogram.add(*values)
     for value in values:
         one_by_one.add(value)
     expected = [(str(bound), sum(value <= bound for value in values)) for bound in BOUNDS]

@@ -20,8 +20,8 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "deploy" / "ray" / "serve.yaml"
 @pytest.mark.parametrize("limit", [3, "3"], ids=["number", "text"])
 @pytest.mark.parametrize("key", ["max_sessions", "max-sessions"])
 def test_an_argument_is_an_option(key: str, limit: int | str) -> None:
-    expected = configured("--model", "m", "--max-sessions", "3", "--listen", "127.0.0.1:0", "--compile")
-    assert from_ray({"model": "m", key: limit, "compile": True}) == expected
+    words = ["--model", "m", "--max-sessions", "3", "--listen", "127.0.0.1:0", "--tenant-header", "x"]
+    assert from_ray({"model": "m", key: limit, "tenant_header": "x"}) == configured(*words)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +131,6 @@ def test_an_eagle3_head_changes_no_bit_of_the_targets_choices(tmp_path: Path) ->
     model, case = eight_layers(), RECORDED["vllm-project/speculators c05b95b plain"]
     plain = choices(None, model)
     assert choices(load_draft(save(tmp_path, case), model, VOCABULARY), model) == plain
-
-
-@pytest.mark.slow
-def test_an_eagle3_head_gets_the_features_of_compiled_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Functionalized, a graph drops calls without a result unless they are said to have an effect."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    source, kept = save(tmp_path, RECORDED["vllm-project/speculators c05b95b plain"]), []
-    for is_compiled in (False, True):
-        model = eight_layers()
-        engine = engine_of(load_draft(source, model, VOCABULARY), model)
-        if is_compiled:
-            model.compile()
-        read(engine, TEXT)
-        assert engine.kv.features is not None
-        kept.append(engine.kv.features)
-    assert kept[0].any()
-    torch.testing.assert_close(kept[1], kept[0])
 
 
 def test_an_eagle3_head_of_another_target_is_refused(tmp_path: Path) -> None:

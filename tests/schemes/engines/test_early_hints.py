@@ -94,13 +94,9 @@ def test_the_last_layer_is_refused() -> None:
         HintingEngine(TorchEngine(target("llama"), 128), 1.0)
 
 
-def test_compiled_and_deterministic_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deterministic_steps_are_refused() -> None:
     with pytest.raises(UserError):
         HintingEngine(ExactEngine(target("llama"), 128, tile_rows=16), 0.5)
-    model = target("llama")
-    monkeypatch.setattr(model, "_compiled", lambda: None)
-    with pytest.raises(UserError):
-        HintingEngine(TorchEngine(model, 128), 0.5)
 
 
 @pytest.mark.grpc

@@ -87,48 +87,6 @@ def test_a_quantized_family_passes_the_probe(family: str, dtype: str) -> None:
     assert probe(model).worst < 1e-5
 
 
-@pytest.fixture
-def float8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets torchao quantize to float8 without a GPU. torch multiplies float8 on a CPU, too."""
-    from torchao.quantization import quant_api
-
-    monkeypatch.setattr(quant_api, "_check_hardware_support", lambda granularity: None)
-
-
-@pytest.mark.usefixtures("float8")
-def test_a_target_in_float8_passes_the_probe_and_a_mistake_in_it_does_not() -> None:
-    def made(spoil: float) -> TargetModel:
-        plain = plain_model("llama", torch.bfloat16).eval()
-        assert quantize("llama", plain, plain.get_output_embeddings(), "float8") == 14
-        assert "Float8Tensor" in kinds(plain).values()
-        if spoil:
-            mix_neighbours(plain.model.layers[1].mlp, spoil)
-        return TargetModel("llama", plain)
-
-    report = probe(made(0.0))
-    assert report.worst < 1e-5
-    assert report.exactness is not None
-    assert 0.5 < report.exactness < 2.0
-    with wording.raises(UserError):
-        probe(made(0.05))
-
-
-def test_float8_wants_a_gpu_that_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with wording.raises(UserError):
-        load_target(TARGET, quantization="float8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    with wording.raises(UserError):
-        load_target(TARGET, device="cuda", quantization="float8")
-
-
-@pytest.mark.usefixtures("float8")
-def test_float8_wants_weights_in_bfloat16() -> None:
-    plain = plain_model("llama")
-    with wording.raises(UserError):
-        quantize("llama", plain, plain.get_output_embeddings(), "float8")
-
-
 def test_a_mistake_is_found_in_a_quantized_model_too() -> None:
     plain = plain_model("llama", torch.bfloat16).eval()
     quantize("llama", plain, plain.get_output_embeddings(), "int8")
