@@ -99,13 +99,9 @@ def channel_options() -> Options:
     )
 
 
-def server_options(*, reuse_port: bool = False, message_bytes: int = SMALL_MESSAGE_BYTES) -> Options:
+def server_options(*, message_bytes: int = SMALL_MESSAGE_BYTES) -> Options:
     """Return options for `grpc.aio.server`. gRPC refuses a message of more than `message_bytes` before it is
-    received. `reuse_port` lets several processes of one machine share the port.
-
-    It is off unless asked for (gRPC's default is on): a second verifier started by mistake on the same port
-    would silently take half of the connections.
-    """
+    received."""
     return (
         *_BOTH,
         ("grpc.max_receive_message_length", message_bytes),
@@ -116,7 +112,8 @@ def server_options(*, reuse_port: bool = False, message_bytes: int = SMALL_MESSA
         ("grpc.max_connection_idle_ms", MAX_IDLE_MS),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
-        ("grpc.so_reuseport", int(reuse_port)),
+        # Else a second verifier started by mistake on the same port would take half of the connections.
+        ("grpc.so_reuseport", 0),
     )
 
 

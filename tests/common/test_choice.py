@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from common.choice import (
-    FLOAT32_MAX,
     Choice,
-    History,
-    adjust,
     choose,
     process_logits,
     rank,
@@ -132,65 +129,6 @@ def test_processed_logits_follow_the_documented_rules(filters: dict[str, float])
             plain = softmax(plain_process(logits.tolist(), params, PROMPT.tolist(), GENERATED.tolist()))
             assert ((ours > 0) == (plain > 0)).all()
             np.testing.assert_allclose(ours, plain, rtol=2e-5)
-
-
-def sorted_each_time(
-    logits: Logits, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
-) -> Logits:
-    """Bias and penalties from the whole text of one row, as float64 says them."""
-    biased = np.array([token for token, _ in params.logit_bias], np.int64)
-    written = np.array(generated, np.int64)
-    seen = np.concatenate([np.array(prompt, np.int64), written])
-    tokens = np.unique(np.concatenate([biased, seen]))
-    bias = np.zeros(tokens.size)
-    np.add.at(bias, np.searchsorted(tokens, biased), [value for _, value in params.logit_bias])
-    factor = np.ones(tokens.size)
-    factor[np.searchsorted(tokens, seen)] = params.repetition_penalty
-    times = np.bincount(np.searchsorted(tokens, written), minlength=tokens.size)
-    minus = params.presence_penalty * (times > 0) + params.frequency_penalty * times
-    values = logits[tokens].astype(np.float64) + bias
-    adjusted = logits.copy()
-    with np.errstate(over="ignore"):
-        values = np.where(values > 0, values / factor, values * factor) - minus
-        adjusted[tokens] = np.minimum(values, FLOAT32_MAX)
-    return adjusted
-
-
-IDS = st.lists(st.integers(0, 11), max_size=9)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=300)
-@given(
-    st.sampled_from(PENALTIES),
-    st.sampled_from([*BIASES, ((11, 0.25),)]),
-    IDS,
-    st.lists(IDS, max_size=4),
-    st.lists(IDS, min_size=1, max_size=4),
-    st.integers(0, 2**32 - 1),
-)
-def test_a_history_kept_from_step_to_step_changes_logits_as_the_whole_text_does(
-    penalties: dict[str, float],
-    bias: tuple[tuple[int, float], ...],
-    prompt: list[int],
-    commits: list[list[int]],
-    paths: list[list[int]],
-    seed: int,
-) -> None:
-    """Bit for bit, on every path below the committed text."""
-    params = make_params(0.8, penalties, bias=bias)
-    logits = (np.random.default_rng(seed).normal(size=12) * 5).astype(np.float32)
-    history = History.of(params, np.array(prompt, np.int32), np.empty(0, np.int32))
-    for commit in commits:
-        history = history.extended(np.array(commit, np.int32))
-    text = [token for commit in commits for token in commit]
-    assert history.num_generated == len(text)
-    owners, own = history.after([np.array(path, np.int32) for path in paths])
-    ends = np.searchsorted(owners, np.arange(len(paths) + 1))
-    for place, path in enumerate(paths):
-        changes = (history.changes, own.part(slice(ends[place], ends[place + 1])))
-        expected = sorted_each_time(logits, params, prompt, text + path)
-        np.testing.assert_array_equal(adjust(logits, changes), expected)
 
 
 LOGIT = st.one_of(

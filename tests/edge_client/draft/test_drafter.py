@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from common.errors import CapacityError, LocalError
+from common.errors import LocalError
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.effects import DraftRow, Reroot, StartDrafter
@@ -65,17 +65,6 @@ def test_a_full_context_makes_room_by_forgetting_branches(model: Path, oracle: M
             world.expand([node])
         assert_same(world.expanded[nodes[-1]], from_scratch(oracle, world.text_of(nodes[-1]), GREEDY))
         assert num_resyncs(drafter) > 0
-
-
-def test_a_text_longer_than_the_context_says_so(model: Path) -> None:
-    with LlamaRuntime(exact_settings(model, n_ctx=256)) as small:
-        world = TreeWorld(MemberDrafter(DraftGroup(small, 1)), Random(3))
-        with wording.raises(CapacityError):
-            world.start([5] * 257)
-        world.begin([5] * 256)
-        with wording.raises(CapacityError):
-            world.drafter.expand([DraftRow(99, world.tip, 1, 256)])
-        world.begin([6] * 10)
 
 
 def test_a_resync_that_fails_too_is_an_error_and_not_the_end(
