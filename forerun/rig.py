@@ -46,15 +46,6 @@ END_TIMEOUT = 60.0
 """Seconds for a process to end after a signal."""
 
 
-async def json_lines() -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON lines of standard input to its end: the other side of `RigProcess.write`."""
-    reader = asyncio.StreamReader(limit=LONGEST_LINE)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        yield json.loads(line)
-
-
 class RigProcess:
     """Runs a Forerun process that exchanges lines of JSON on its standard streams."""
 

@@ -83,10 +83,6 @@ class ServiceWatchdog:
     drafter_alive: Ping
     _asked: asyncio.Future[object] | None = None
 
-    def __post_init__(self) -> None:
-        if not self.interval > 0:
-            raise UserError(f"the watchdog's interval is {self.interval} s; it must be above 0")
-
     async def run(self) -> None:
         """Feed the watchdog until cancelled."""
         try:

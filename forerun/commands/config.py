@@ -11,11 +11,11 @@ from typing import Any
 
 from common.config.command_line import add_command, add_flags, add_options
 from common.config.pages import as_json, as_toml_file, commented_file
-from common.config.setting import REQUIRED, setting
+from common.config.setting import setting
 from common.errors import UserError
 from edge_client.process.paths import make_private
-from edge_client.settings import HEAD, SCHEMA, load_config
-from forerun.options import ConfigOption, DaemonOptions, JsonOption, loaded, places
+from edge_client.settings import HEAD, SCHEMA
+from forerun.options import ConfigOption, JsonOption, PlaceOption, loaded, places
 
 DESCRIPTION = """\
 Show and make the configuration of `forerun edge`. The fleet, a file, the environment or a flag can override
@@ -23,7 +23,7 @@ each setting's built-in default; the later of these wins (docs/edge_config.md).
 
   forerun edge config show --origin
   forerun edge config init
-  forerun edge config check FILE"""
+  forerun edge config show --config FILE"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class PathOptions(ConfigOption, JsonOption):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitOptions(DaemonOptions):
+class InitOptions(PlaceOption):
     """Declares which file is written."""
 
     file: Path | None = setting(
@@ -40,16 +40,9 @@ class InitOptions(DaemonOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigCheckOptions(DaemonOptions):
-    """Declares which file is checked."""
-
-    file: Path = setting(REQUIRED, "configuration file to check", "FILE", is_argument=True)
-
-
 def add_actions(actions: Any) -> None:
     """Add `config` and its verbs."""
-    words = "show, make and check the daemon's configuration"
+    words = "show and make the daemon's configuration"
     parser = add_command(actions, "config", words, description=DESCRIPTION)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = add_command(verbs, "show", "print the effective settings as TOML", _show)
@@ -60,8 +53,6 @@ def add_actions(actions: Any) -> None:
     add_command(verbs, "path", words, _path, PathOptions)
     words = "write a file of commented-out defaults; never overwrites a file"
     add_command(verbs, "init", words, _init, InitOptions)
-    words = "check a configuration file; exit code 2 with a message if it is wrong"
-    add_command(verbs, "check", words, _check, ConfigCheckOptions)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -100,16 +91,5 @@ def _init(options: InitOptions) -> int:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
         out.write(commented_file(SCHEMA, HEAD))
-    print(json.dumps({"written": str(file)}) if options.json else file)
-    return 0
-
-
-def _check(options: ConfigCheckOptions) -> int:
-    """Check the file alone, so that neither the environment nor other files hide its errors."""
-    config = load_config({}, {}, [options.file])
-    count = sum(origin.layer == "file" for origin in config.origins.values())
-    if options.json:
-        print(json.dumps({"file": str(options.file), "ok": True, "settings": count}))
-    else:
-        print(f"{options.file} is right; it sets {count} of {len(config.origins)} settings")
+    print(file)
     return 0

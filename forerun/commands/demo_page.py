@@ -8,8 +8,7 @@ import json
 import signal
 import tempfile
 import webbrowser
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from starlette.requests import Request
@@ -42,24 +41,7 @@ class DemoLinkState:
     down: bool = False  # nothing passes
 
 
-def demo_routes(
-    get: Callable[[], DemoLinkState], change: Callable[[DemoLinkState], Awaitable[None]]
-) -> tuple[Route, ...]:
-    """Return the routes `GET` and `POST /v1/demo/link`. `get` returns the link's state, `change` sets it.
-    Without these routes the page shows no sliders."""
-
-    async def show(request: Request) -> Response:
-        return JSONResponse(asdict(get()))
-
-    async def post(request: Request) -> Response:
-        try:
-            wanted = read_link(await request.body(), get())
-        except ApiError as error:
-            return JSONResponse(error.body, status_code=error.status)
-        await change(wanted)
-        return JSONResponse(asdict(get()))
-
-    return Route(DEMO_LINK, show, methods=["GET"]), Route(DEMO_LINK, post, methods=["POST"])
+NO_IMPAIRMENTS = DemoLinkState()
 
 
 def read_link(body: bytes, now: DemoLinkState) -> DemoLinkState:
@@ -80,22 +62,36 @@ def read_link(body: bytes, now: DemoLinkState) -> DemoLinkState:
     return state
 
 
-@dataclass
-class Knob:
-    """Applies the page's sliders. `down` refuses new connections and resets open ones."""
+class DemoLink:
+    """Lets the page's sliders show and change the link: `GET` and `POST /v1/demo/link`."""
 
-    link: Link
-    state: DemoLinkState = field(default_factory=DemoLinkState)
+    def __init__(self, link: Link, state: DemoLinkState = NO_IMPAIRMENTS) -> None:
+        self.link, self.state = link, state
 
-    async def change(self, wanted: DemoLinkState) -> None:
-        """Change the link to the wanted state."""
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """Return the routes, without which the page shows no sliders."""
+        return (
+            Route(DEMO_LINK, self._show, methods=["GET"]),
+            Route(DEMO_LINK, self._post, methods=["POST"]),
+        )
+
+    async def _show(self, request: Request) -> Response:
+        return JSONResponse(asdict(self.state))
+
+    async def _post(self, request: Request) -> Response:
+        try:
+            wanted = read_link(await request.body(), self.state)
+        except ApiError as error:
+            return JSONResponse(error.body, status_code=error.status)
         self.link.rtt(wanted.rtt_ms, jitter=wanted.jitter_ms)
-        if wanted.down and not self.state.down:
+        if wanted.down and not self.state.down:  # refuse new connections, and reset open ones
             await self.link.disable()
             self.link.cut()
         elif self.state.down and not wanted.down:
             await self.link.enable()
         self.state = wanted
+        return await self._show(request)
 
 
 async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
@@ -110,7 +106,7 @@ async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
         _, address = await processes.start_verifier(*settings.target_options)
         toxics = rtt(settings.rtt_ms, jitter=settings.jitter_ms)
         link = await stack.enter_async_context(Link.to(address, *toxics))
-        knob = Knob(link, DemoLinkState(settings.rtt_ms, settings.jitter_ms))
+        sliders = DemoLink(link, DemoLinkState(settings.rtt_ms, settings.jitter_ms))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forerun-demo-"))
 
         def tell(address: str, token: str) -> None:
@@ -122,7 +118,7 @@ async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
         around = DaemonSurroundings(
             version=own_version(),
             drafts={"": DraftFiles(settings.draft)},
-            routes=demo_routes(lambda: knob.state, knob.change),
+            routes=sliders.routes,
             on_ready=tell,
         )
         config = EdgeConfig(

@@ -23,7 +23,7 @@ from edge_client.process.paths import EdgePaths
 from edge_client.process.run_file import DaemonRecord
 from forerun.commands.daemon_table import STATUS_PATH, duration, status_lines
 from forerun.commands.service import UNIT
-from forerun.options import DaemonOptions
+from forerun.options import DaemonOptions, PlaceOption
 
 RUNNING, NOT_RUNNING, UNKNOWN = 0, 3, 4
 """Exit codes of `status`, as LSB defines them for init scripts."""
@@ -41,7 +41,7 @@ class StopOptions(DaemonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsOptions(DaemonOptions):
+class LogsOptions(PlaceOption):
     """Declares which part of the log is printed."""
 
     follow: bool = setting(False, "keep printing new lines until Ctrl-C", alias="-f")
@@ -144,12 +144,7 @@ def _logs(options: LogsOptions) -> int:
         return subprocess.run(_journal(options), check=False).returncode
     follow = ["-F"] if options.follow else []  # also to a new file under the same name
     command = ["tail", "-n", str(options.lines), *follow, str(_log_file(options.paths))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace") as tail:
-        assert tail.stdout is not None, "started with a pipe"
-        for line in tail.stdout:
-            as_it_is = not options.json or line.startswith("{")
-            print(line if as_it_is else json.dumps({"message": line.rstrip("\n")}) + "\n", end="", flush=True)
-    return tail.returncode
+    return subprocess.run(command, check=False).returncode
 
 
 def _state_of_unit(system: bool) -> str:
@@ -165,8 +160,7 @@ def _state_of_unit(system: bool) -> str:
 def _journal(options: LogsOptions) -> list[str]:
     scope = [] if options.system else ["--user"]
     follow = ["--follow"] if options.follow else ["--no-pager"]
-    form = "json" if options.json else "cat"
-    return ["journalctl", *scope, "--unit", UNIT, "--lines", str(options.lines), "--output", form, *follow]
+    return ["journalctl", *scope, "--unit", UNIT, "--lines", str(options.lines), "--output", "cat", *follow]
 
 
 def _log_file(paths: EdgePaths) -> Path:

@@ -29,8 +29,8 @@ from common.wire.describe import TokenTable
 from forerun.cli import reported
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
-from forerun.rig import json_lines
 from forerun.rig_verifier import config_of, parser_of
+from lab.bench.clients import json_lines
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine
 
 Clock = Callable[[], float]

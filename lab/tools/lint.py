@@ -34,11 +34,11 @@ ALLOWED = {
         edge_client.fleet.mqtt._password forerun.commands.chat._plain_line forerun.options.read_prompt
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        forerun.rig.json_lines training.doctest_child.main forerun.rig.RigProcess.read""",
+        training.doctest_child.main forerun.rig.RigProcess.read""",
     "the kernel writes the file": """
         edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """
-        edge_client.api.app._body forerun.commands.demo_page.demo_routes.post""",
+        edge_client.api.app._body forerun.commands.demo_page.DemoLink._post""",
     "the size is checked first": """
         common.config.merge.read_toml forerun.commands.verify.check
         schemes.drafters.file_index._text_in""",

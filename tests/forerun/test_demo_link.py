@@ -6,6 +6,7 @@ import pytest
 
 from edge_client.formats.api_error import ApiError
 from forerun.commands.demo_page import MAX_RTT_MS, DemoLinkState, read_link
+from simulator.proxy import Link
 
 NOW = DemoLinkState(60.0, 5.0, True)
 
@@ -42,20 +43,15 @@ async def test_the_link_is_told_as_it_has_become() -> None:
     import httpx
     from starlette.applications import Starlette
 
-    from forerun.commands.demo_page import demo_routes
+    from forerun.commands.demo_page import DemoLink
 
-    states = [DemoLinkState()]
-
-    async def change(wanted: DemoLinkState) -> None:
-        states.append(wanted)
-
-    app = Starlette(routes=list(demo_routes(lambda: states[-1], change)))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://edge") as client:
-        before = await client.get("/v1/demo/link")
-        after = await client.post("/v1/demo/link", json={"rtt_ms": 150, "down": True})
-        refused = await client.post("/v1/demo/link", json={"rtt_ms": "far"})
+    async with Link.to("127.0.0.1:1") as link:
+        app = Starlette(routes=list(DemoLink(link).routes))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://edge") as client:
+            before = await client.get("/v1/demo/link")
+            after = await client.post("/v1/demo/link", json={"rtt_ms": 150, "down": True})
+            refused = await client.post("/v1/demo/link", json={"rtt_ms": "far"})
     assert before.json() == {"rtt_ms": 0.0, "jitter_ms": 0.0, "down": False}
     assert after.json() == {"rtt_ms": 150.0, "jitter_ms": 0.0, "down": True}
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "rtt_ms"
-    assert states == [DemoLinkState(), DemoLinkState(150.0, 0.0, True)]

@@ -68,14 +68,14 @@ class PageWorld:
 async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
     """Serve the page until the block ends, over a link that the page can cut."""
     from edge_client.api.page import page_routes, tree_routes
-    from forerun.commands.demo_page import Knob, demo_routes
+    from forerun.commands.demo_page import DemoLink
 
     async with contextlib.AsyncExitStack() as stack:
-        knobs = list[Knob]()
+        sliders = list[DemoLink]()
 
         async def through(address: str) -> str:
-            knobs.append(Knob(await stack.enter_async_context(Link.to(address))))
-            return str(knobs[0].link.address)
+            sliders.append(DemoLink(await stack.enter_async_context(Link.to(address))))
+            return str(sliders[0].link.address)
 
         it = await stack.enter_async_context(
             served(
@@ -88,13 +88,13 @@ async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
                 more=lambda texts: (
                     *page_routes(),
                     *tree_routes(texts),
-                    *demo_routes(lambda: knobs[0].state, knobs[0].change),
+                    *sliders[0].routes,
                 ),
             )
         )
         engine = it.world.system.worker._engine  # `running` made it, and tells of the worker only
         assert isinstance(engine, SlowTarget)
-        yield PageWorld(f"http://{it.address}", it.world.texts, lambda: knobs[0].state, engine)
+        yield PageWorld(f"http://{it.address}", it.world.texts, lambda: sliders[0].state, engine)
 
 
 STATUS = {

@@ -69,11 +69,6 @@ def test_the_manager_hears_each_state(manager: Manager, address: str) -> None:
     assert manager.heard() == ["STOPPING=1"]
 
 
-def test_without_a_manager_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
-    Notifier("").ready("x")
-    assert not caplog.records
-
-
 def test_a_manager_that_is_gone_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notifier = Notifier(str(tmp_path / "none"))
     notifier.ready()
@@ -136,8 +131,3 @@ async def test_run_feeds_again_and_again_and_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert len(asyncio.all_tasks()) == 1
-
-
-def test_an_interval_of_nothing_is_refused() -> None:
-    with wording.raises(UserError):
-        ServiceWatchdog(lambda: None, 0.0, lambda: asyncio.sleep(0))

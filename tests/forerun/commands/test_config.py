@@ -68,16 +68,3 @@ def test_path_tells_which_files_are_read(home: Path, capsys: pytest.CaptureFixtu
     told = json.loads(capsys.readouterr().out)
     assert [file["path"] for file in told["files"]] == ["/etc/forerun/edge.toml"]
     assert told["state"] == "/var/lib/forerun"
-
-
-def test_check_is_of_the_file_alone(
-    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORERUN_EDGE_DRAFT_SEATS", "1")
-    file = home / "x.toml"
-    file.write_text("[draft]\nseats = 99\n")
-    assert main(["edge", "config", "check", str(file)]) == 2
-    wording.keep(capsys.readouterr().err)
-    file.write_text("[draft]\nseats = 9\n")
-    assert main(["edge", "config", "check", str(file), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"file": str(file), "ok": True, "settings": 1}
