@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
 def test_the_demo_compares_identical_texts(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["demo", "--num-prompts", "1", "--max-tokens", "24", "--step-floor", "0", "--rtt", "4", "--json"]
-    assert main([*words, "--temperature", "0.8", "--ignore-eos"]) == 0
+    assert main([*words, "--temperature", "0.8"]) == 0
     report = json.loads(capfd.readouterr().out)
     assert set(report["schemes"]) == {"server_streaming", "sync_best", "heads_alone", "forerun"}
     assert all(scheme["identical"] for scheme in report["schemes"].values())
