@@ -28,7 +28,6 @@ COMMANDS = {
     "launch": "forerun.commands.launch",
     "doctor": "forerun.commands.doctor",
     "fleet": "forerun.commands.fleet",
-    "models": "forerun.commands.models",
     "heads": "training.heads",
     "judge": "training.judge",
     "index": "schemes.drafters.command",

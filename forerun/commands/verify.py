@@ -35,7 +35,8 @@ verifier asks every session to move elsewhere, waits at most --grace seconds and
   forerun verify --model lab/demo_models/target --listen 127.0.0.1:50051
 
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
-given here overrides the environment, and the environment overrides the file."""
+given here overrides the environment, and the environment overrides the file. With --check the verifier only
+loads and probes the model: exit code 0 if it can be served, else 2 with a message."""
 
 
 def add_parser(commands: Any) -> None:
@@ -88,7 +89,11 @@ def serve_config(config: VerifierConfig) -> int:
                 ),
             )
         # Before the event loop, so that Ctrl-C works meanwhile.
-        engine, table = load(config, records=find_paths(os.environ).state)
+        checks = config.operations.check
+        engine, table = load(config, records=None if checks else find_paths(os.environ).state)
+        if checks:
+            _tell_checked(config, engine.info)
+            return 0
         asyncio.run(serve(config, engine, table, announcer(config)))
     return 0
 
@@ -120,7 +125,8 @@ def check(config: VerifierConfig) -> None:
     if (tls := tls_of(server)) is not None:
         tls.read()
     identity_of(config.identity)
-    check_free("--listen", server.listen)
+    if not operations.check:
+        check_free("--listen", server.listen)
     if operations.http:
         check_free("--http", operations.http)
         import prometheus_client  # noqa: F401 - only to see whether it is there
@@ -139,6 +145,13 @@ def check_models(target: TargetSection) -> None:
 def logged(config: VerifierConfig) -> Any:
     """Return a context that writes the log as a server does."""
     return writing(config.operations.log_level, config.operations.log_format)
+
+
+def _tell_checked(config: VerifierConfig, info: TargetInfo) -> None:
+    """Say that the target passed the probe, which the log describes."""
+    told = {"model": config.target.served_name, "served": True, "deterministic": info.repeats}
+    words = f"{config.target.served_name} can be served."
+    print(json.dumps(told) if config.operations.json else words, flush=True)
 
 
 def announcer(config: VerifierConfig) -> Announce:

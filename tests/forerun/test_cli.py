@@ -54,7 +54,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["models", "--check", "x"]) == 2
+    assert main(["verify", "--model", "x", "--check"]) == 2
     wording.keep(capsys.readouterr().err)
 
 

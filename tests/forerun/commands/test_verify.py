@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.server.serving import warn_of_plain_text
+from forerun.cli import main
+from forerun.demo_pair import DRAFT_GGUF
 from tests.cloud_verifier.configured import configured
 
 TARGET = Path(__file__).parents[3] / "lab" / "demo_models" / "target"
@@ -79,3 +82,28 @@ def test_one_that_is_told_to_go_while_it_loads_goes(tmp_path: Path) -> None:
             assert process.wait(60) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        pytest.param(TARGET, ("--dtype", "bfloat16", "--slots", "1024"), marks=pytest.mark.torch),
+        pytest.param(DRAFT_GGUF, ("--threads", "1", "--slots", "1024"), marks=pytest.mark.llama),
+    ],
+)
+def test_a_model_is_probed_without_being_served(
+    model: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--model", str(model), "--check", "--json", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["served"] is True
+
+
+@pytest.mark.torch
+def test_a_model_that_is_not_served_is_an_error_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.cloud_verifier.engine.tiny import plain_model
+
+    plain_model("llama4_text").config.save_pretrained(tmp_path)
+    assert main(["verify", "--model", str(tmp_path), "--check"]) == 2
+    assert "cannot be served: it has layers of kind chunked_attention" in capsys.readouterr().err
