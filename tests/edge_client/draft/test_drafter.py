@@ -15,7 +15,6 @@ from edge_client.draft.group import DraftGroup, MemberDrafter
 from tests import wording
 from tests.edge_client.draft.tree_world import (
     GREEDY,
-    SAMPLED,
     TOLERANCE,
     TreeWorld,
     assert_same,
@@ -25,19 +24,9 @@ from tests.edge_client.draft.tree_world import (
     fail_decodes,
     from_scratch,
     num_resyncs,
-    random_tree,
 )
 
 pytestmark = pytest.mark.llama
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_random_tree_equals_its_paths_from_scratch(
-    drafter: MemberDrafter, oracle: MemberDrafter, seed: int, sampling: SamplingParams
-) -> None:
-    world = random_tree(drafter, oracle, seed, sampling)
-    assert len(world.text) > 20
 
 
 def test_a_commit_of_server_made_tokens_is_evaluated_with_the_next_rows(

@@ -34,7 +34,6 @@ from tests.edge_client.draft.tree_world import (
     check_group,
     count_decodes,
     exact_settings,
-    fail_decodes,
     from_scratch,
 )
 
@@ -511,26 +510,6 @@ def finish(group: DraftGroup) -> None:
     (answer,) = answers
     if isinstance(answer.outcome, ForerunError):
         raise answer.outcome
-
-
-@pytest.mark.parametrize("code", [1, -3])
-@pytest.mark.parametrize("num_failures", [1, 3])
-def test_a_failed_decode_costs_nobody_an_answer(
-    runtime: LlamaRuntime,
-    oracle: MemberDrafter,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    num_failures: int,
-) -> None:
-    group = group_on(runtime, 3)
-    worlds = worlds_on(group)
-    for world in worlds:
-        world.begin([world.chance.randrange(300) for _ in range(20)])
-        world.expand([world.child(world.tip, token) for token in (3, 4, 5)])
-    asked = [[world.child(node, 9) for node in list(world.paths)[:2]] for world in worlds]
-    fail_decodes(runtime, monkeypatch, code, num_failures)
-    ask(group, worlds, asked)
-    check_answers(group, worlds, asked, oracle)
 
 
 def test_a_defect_of_one_session_ends_it_alone_until_its_next_text(runtime: LlamaRuntime) -> None:

@@ -12,23 +12,18 @@ import pytest
 from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
-from common.sampling import SamplingParams
 from edge_client.core.effects import Expansion
 from edge_client.draft.group import MemberDrafter
 from edge_client.draft.measure_pace import measure_pace
-from tests.edge_client.draft.test_group import Crowd, ask, check_answers, checker, group_on, worlds_on
+from tests.edge_client.draft.test_group import Crowd, checker, group_on, worlds_on
 from tests.edge_client.draft.tree_world import (
     GREEDY,
-    SAMPLED,
     TOLERANCE,
     TreeWorld,
     assert_same,
     count_decodes,
     exact_settings,
-    fail_decodes,
     from_scratch,
-    num_resyncs,
-    random_tree,
 )
 
 pytestmark = pytest.mark.llama
@@ -51,15 +46,6 @@ def plainly(runtime: LlamaRuntime, tokens: list[int]) -> list[float]:
     best = sorted(runtime.logits(1)[0].tolist(), reverse=True)[:5]
     runtime.clear()
     return best
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("seed", [0])
-def test_a_random_tree_equals_its_paths_from_scratch(
-    drafter: MemberDrafter, oracle: MemberDrafter, seed: int, sampling: SamplingParams
-) -> None:
-    random_tree(drafter, oracle, seed, sampling)
-    assert num_resyncs(drafter) == 0
 
 
 def test_a_tree_equals_llama_cpp_alone(drafter: MemberDrafter, runtime: LlamaRuntime) -> None:
@@ -107,22 +93,6 @@ def test_growing_a_narrow_tree_evaluates_each_node_once(
         world.reroot([(stems[1], world.tokens[stems[1]])])
         world.reroot([(node := next(iter(world.paths)), world.tokens[node])])
     assert sizes == [2, 4] * 10
-
-
-@pytest.mark.parametrize(("code", "num_failures"), [(1, 3), (-3, 3)])
-def test_a_failed_decode_costs_nobody_an_answer(
-    model: Path, oracle: MemberDrafter, monkeypatch: pytest.MonkeyPatch, code: int, num_failures: int
-) -> None:
-    with LlamaRuntime(exact_settings(model, 1024, 32)) as runtime:
-        group = group_on(runtime, 3)
-        worlds = worlds_on(group)
-        for world in worlds:
-            world.begin([world.chance.randrange(300) for _ in range(40)])
-            world.expand([world.child(world.tip, token) for token in (3, 4, 5)])
-        asked = [[world.child(node, 9) for node in list(world.paths)[:2]] for world in worlds]
-        fail_decodes(runtime, monkeypatch, code, num_failures)
-        ask(group, worlds, asked)
-        check_answers(group, worlds, asked, oracle)
 
 
 def test_a_failed_batch_that_moved_the_trunk_is_noticed(
