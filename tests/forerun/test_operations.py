@@ -10,7 +10,7 @@ from cloud_verifier.server.serving import watched
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.settings import OperationsSection
 from forerun.cli import build_parser
-from forerun.commands.verify import check, config_of
+from forerun.commands.verify import config_of
 from tests.cloud_verifier.configured import configured
 from tests.cloud_verifier.telemetry.desk import make
 from tests.cloud_verifier.telemetry.test_http_server import get
@@ -47,7 +47,3 @@ async def test_what_was_asked_for_answers_on_one_port() -> None:
 )
 def test_the_level_may_stand_before_or_behind_the_command(words: list[str], level: str | None) -> None:
     assert config_of(build_parser().parse_args(words)).operations.log_level == level
-
-
-def test_good_options_are_good() -> None:
-    check(configured("--listen", "127.0.0.1:0", "--http", "[::1]:9464"))

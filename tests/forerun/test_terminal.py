@@ -121,14 +121,6 @@ def test_a_terminal_sees_how_far_the_work_is_and_nothing_stays() -> None:
     assert out.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
 
 
-def test_no_colour_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    out = FakeTerminal()
-    with ProgressBar(out) as bar:
-        bar.show(4, 4)
-    assert "\x1b[3" not in out.getvalue()
-
-
 @pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (FakeTerminal(), "dumb")])
 def test_elsewhere_lines_are_whole(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)

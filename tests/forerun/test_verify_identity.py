@@ -13,7 +13,6 @@ from cloud_verifier.identity.identity import Identity
 from cloud_verifier.server.serving import identity_of
 from common.config.live_files import LiveFiles
 from common.errors import UserError
-from tests import wording
 from tests.cloud_verifier.configured import configured
 
 pytestmark = pytest.mark.grpc
@@ -46,11 +45,6 @@ def test_each_way_is_what_it_says(keys: str) -> None:
     assert kind(*TLS, "--tenant-certificate") == "CertificateIdentity"
     assert kind(*TLS, "--tenant-certificate", "example.org") == "CertificateIdentity"
     assert kind("--token-keys", keys, "--token-audience", "forerun") == "TokenIdentity"
-
-
-def test_keys_of_tokens_need_an_audience(keys: str) -> None:
-    with wording.raises(UserError):
-        identity("--token-keys", keys)
 
 
 RSA_1024 = {"kty": "RSA", "e": "AQAB", "n": "4" * 171}

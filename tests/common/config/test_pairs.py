@@ -10,7 +10,7 @@ import pytest
 
 from common.config.pages import as_json, as_toml_file
 from common.errors import UserError
-from edge_client.settings import SCHEMA, EdgeConfig, load_config
+from edge_client.settings import SCHEMA, load_config
 
 TWO = """\
 [draft]
@@ -49,12 +49,6 @@ def test_a_pair_has_its_own_settings_and_those_of_the_sections_above(tmp_path: P
     assert Path(pairs["coder"].draft.model).parent == tmp_path, "beside the file"
     assert str(loaded.origins["pairs.coder.draft.model"]) == f"{path}:6"
     assert str(loaded.origins["pairs.prose.verifier.addresses"]) == f"{path}:11"
-
-
-def test_without_pairs_there_is_one_without_a_name() -> None:
-    config = load_config({}, {}, []).config
-    assert config.each_pair == {"": config}
-    assert config.pairs == EdgeConfig().pairs == {}
 
 
 def test_a_later_file_changes_one_setting_of_a_pair(tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from edge_client.fleet.document import (
     Document,
     Kill,
     PayloadError,
-    desired_topic,
     read_report,
     report,
     seal,
-    topic,
     unseal,
 )
 from tests.edge_client.fleet.signed import DAY, NOW, document, sign, verify
@@ -26,11 +24,6 @@ from tests.edge_client.fleet.signed import DAY, NOW, document, sign, verify
 
 def trusting(message: bytes, signature: bytes) -> bool:
     return True
-
-
-def test_every_topic_is_where_the_page_says() -> None:
-    assert desired_topic("acme") == "forerun/v1/acme/fleet/desired"
-    assert topic("acme", "pi-1", "status") == "forerun/v1/acme/pi-1/status"
 
 
 # reports ----------------------------------------------------------------------------------------------------

@@ -52,12 +52,6 @@ def test_json_is_asked_and_answered() -> None:
         assert LocalClient(address).get("/")["token"] is None
 
 
-def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
-    with serving(echo, unix=tmp_path / "s") as address:
-        told = LocalClient(address, "t").get("/v1/status")
-    assert (told["path"], told["host"]) == ("/v1/status", "localhost")
-
-
 @pytest.mark.parametrize("unix", [False, True])
 def test_events_come_one_by_one(unix: bool, tmp_path: Path) -> None:
     stream = (

@@ -32,10 +32,6 @@ def test_what_is_written_is_read_by_nobody_else(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["edge.pid"]
 
 
-def test_no_file_is_no_daemon(tmp_path: Path) -> None:
-    assert daemon_file.read(tmp_path / "none" / "edge.pid") is None
-
-
 def test_an_ended_process_is_no_daemon(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         start = process_start(child.pid)
@@ -96,11 +92,6 @@ def test_a_record_of_a_newer_version_is_read(tmp_path: Path) -> None:
     assert daemon_file.read(tmp_path / "edge.pid") == own()
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
-    with wording.raises(UserError):
-        daemon_file.write(tmp_path / "none" / "edge.pid", own())
-
-
 # Stopping ends the recorded process and no other ------------------------------------------------------
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); input()"
@@ -141,11 +132,3 @@ def test_one_that_does_not_listen_is_left_running_unless_by_force(child: subproc
 def test_a_process_that_has_the_number_by_now_is_spared(child: subprocess.Popen[str]) -> None:
     assert stop(dataclasses.replace(record(child), process_start="another boot:1"), 30.0)
     assert child.poll() is None
-
-
-@pytest.mark.parametrize("child", [GENTLE], indirect=True)
-def test_one_that_has_ended_is_stopped(child: subprocess.Popen[str]) -> None:
-    found = record(child)
-    child.kill()
-    child.wait()
-    assert stop(found, 30.0)

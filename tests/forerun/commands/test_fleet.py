@@ -104,11 +104,6 @@ def test_what_no_device_takes_is_not_published(
     assert words in capsys.readouterr().err
 
 
-def test_keys_are_made_once(world: World) -> None:
-    path = str(world.folder / "new.key")
-    assert [main(["fleet", "keys", path]) for _ in range(2)] == [0, 2]
-
-
 def test_without_a_broker_the_setting_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.toml").write_text("")
     assert main(["fleet", "status", "--config", str(tmp_path / "empty.toml")]) == 2

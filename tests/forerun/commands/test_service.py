@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import plistlib
-import re
 import shlex
 import shutil
 import stat
@@ -141,13 +140,6 @@ def test_folders_of_the_configuration_are_writable_and_need_not_be_there(home: H
     assert values(home.printed(f"--system {config}"), "ReadWritePaths") == ['"-/var/log/my logs"']
 
 
-def test_the_files_of_the_machines_daemon_are_where_its_clients_look() -> None:
-    """systemd puts State, Cache and RuntimeDirectory=forerun below these."""
-    assert (SYSTEM.state, SYSTEM.cache, SYSTEM.runtime) == (
-        Path("/var/lib/forerun"), Path("/var/cache/forerun"), Path("/run/forerun"),
-    )  # fmt: skip
-
-
 def test_devices_are_open_only_where_asked_for(home: Home) -> None:
     assert values(home.printed(), "PrivateDevices") == ["yes"]
     assert values(home.printed(), "MemoryDenyWriteExecute") == ["yes"]
@@ -186,20 +178,6 @@ def test_without_namespaces_only_what_needs_them_is_left_out(words: str, home: H
 def test_words_are_written_so_that_systemd_reads_them_back(name: str, written: str, home: Home) -> None:
     (command,) = values(home.printed(home.config("", name)), "ExecStart")
     assert command == f"{sys.executable} -P -m forerun edge --config {written.format(home.path)}"
-
-
-def test_no_setting_stands_twice(home: Home) -> None:
-    """But for those that add to a list."""
-    for words in ("", "--system", "--system --gpu"):
-        keys = re.findall(r"^(\w+)=", home.printed(words), re.MULTILINE)
-        adding = {"ReadWritePaths", "DeviceAllow", "SystemCallFilter", "Environment"}
-        once = [key for key in keys if key not in adding]
-        assert len(once) == len(set(once))
-
-
-def test_print_writes_nothing(home: Home) -> None:
-    assert "DeviceAllow=char-nvidia* rw" in home.printed("--gpu")
-    assert sorted(path.name for path in home.path.iterdir()) == ["bin"]
 
 
 def test_a_users_unit_is_written_with_its_folders(home: Home) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from forerun.commands.verifier_table import as_json, figures, paces, table
+from forerun.commands.verifier_table import figures, paces, table
 
 NUMBERS = (
     *("prompt_tokens", "resumed_tokens", "max_tokens", "cached_tokens", "committed", "accepted", "steps"),
@@ -87,12 +86,3 @@ def test_where_nothing_happened_there_is_no_mean() -> None:
     for name in ("step_ms", "rows_per_step", "accepted_share", "won_share"):
         assert found[name] is None
     assert "step - ms" in table({**FIRST, "uptime_us": 11_000_000}, FIRST)[1]
-
-
-def test_json_has_everything() -> None:
-    document = json.loads(json.dumps(as_json(LATER, FIRST)))
-    assert document["totals"]["committed"] == 450
-    assert document["figures"]["tokens_per_s"] == 50.0
-    first = document["sessions"][0]
-    assert (first["stream"], first["mode"], first["tokens_per_s"]) == (3, "decode", 40.0)
-    assert first["session_id"] == "alpha"
