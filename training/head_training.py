@@ -22,9 +22,9 @@ from torch.nn import functional
 from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from cloud_verifier.engine.sampling.device_rows import gumbel, noise_keys
 from common.errors import UserError
-from schemes.drafters.heads import Heads, MedusaHeads
+from schemes.drafters.heads import Heads, MedusaHeads, logits_of
+from schemes.drafters.ranking import gumbel, noise_keys
 from training.unrolled import UnrolledAttention
 
 TOKENS_PER_STEP = 2048
@@ -224,9 +224,9 @@ def level_states(heads: Heads, tokens: Tensor, hidden: Tensor, depth: int) -> It
 def level_losses(heads: Heads, target: TargetModel, batch: Batch, depth: int) -> Iterator[Tensor]:
     """Yield the mean of KL(target || heads) over the real rows, in nats, at each of `depth` levels."""
     with torch.no_grad():
-        wanted = target.head(batch.hidden).log_softmax(dim=-1)
+        wanted = logits_of(target, batch.hidden).log_softmax(dim=-1)
     for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, depth), 1):
-        got = target.head(states).log_softmax(dim=-1)
+        got = logits_of(target, states).log_softmax(dim=-1)
         apart = functional.kl_div(got, wanted[:, level:], reduction="none", log_target=True).sum(dim=-1)
         yield apart[batch.is_real[:, level:]].mean()
 
@@ -248,7 +248,7 @@ def accuracy(
     rows = np.zeros(heads.depth)
     for number, text in enumerate(texts):
         batch = Batch.of([text])
-        logits = target.head(batch.hidden)[0]
+        logits = logits_of(target, batch.hidden)[0]
         noise = gumbel(
             noise_keys([number] * len(logits), range(len(logits)), logits.device).unsqueeze(1),
             torch.arange(logits.shape[1], device=logits.device),
@@ -256,7 +256,7 @@ def accuracy(
         noise = (noise * temperature).float()
         chosen = logits.argmax(dim=-1), (logits + noise).argmax(dim=-1)
         for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, heads.depth), 1):
-            own = target.head(states)[0]
+            own = logits_of(target, states)[0]
             hits[level - 1, 0] += (own.argmax(dim=-1) == chosen[0][level:]).sum().item()
             hits[level - 1, 1] += ((own + noise[level:]).argmax(dim=-1) == chosen[1][level:]).sum().item()
             rows[level - 1] += len(own)

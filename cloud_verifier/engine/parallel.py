@@ -7,8 +7,8 @@ of the same forward and wait for the next. Slots have the same numbers everywher
 
 A rank that fails leaves the others inside a collective, and there is no way back into step. So any failure
 ends the group. The failed process ends with its reason. The others end when they notice: a closed connection
-at once, silence after `patience` seconds. Each logs a sentence and exits with a non-zero code, for a
-supervisor to restart it. Sessions resume on any verifier, on that one too.
+at once, silence after `patience` seconds. Each says why and exits with a non-zero code, for a supervisor to
+restart it. Sessions resume on any verifier, on that one too.
 
 A supervisor ends a group by a signal to rank 0, which drains first. The other ranks ignore the signal, since
 rank 0 needs them until its sessions have left.
@@ -16,11 +16,9 @@ rank 0 needs them until its sessions have left.
 
 from __future__ import annotations
 
-import os
+import faulthandler
 import re
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -124,16 +122,13 @@ class Leader:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.patience = ranks.patience
         self._on_lost: Callable[[], object] | None = None
         self.lost: UnavailableError | None = None  # why the group can no longer compute
         self.in_step = False  # the others were told of a step that is not done yet
         self.lock = threading.Lock()
         self._over = threading.Event()
         self._spoken = False  # since the last beat
-        reason = (
-            f"no answer from the other ranks within {ranks.patience:g} s; this group of {ranks.size} ends"
-        )
-        self.watchdog = CollectiveWatchdog(ranks.patience, reason)
         self._pulse = threading.Thread(target=self._beat, name="pulse", daemon=True)
         self._pulse.start()
 
@@ -165,7 +160,6 @@ class Leader:
         self._pulse.join()
         with self.lock:
             self._say(END)
-        self.watchdog.stop()
 
     def _beat(self) -> None:
         """Send beats until `end`, to notice a broken connection when no step notices it."""
@@ -179,12 +173,12 @@ class Leader:
         """Send `BEAT` or `END`."""
         if self.lost is not None:
             return
-        self.watchdog.feed()
+        end_unless_fed(self._ranks.patience)
         try:
             self._send(np.array([word], dtype=np.int64))
         except RuntimeError as error:  # gloo's, when a connection is closed
             self.lose(error)
-        self.watchdog.rest()
+        rest()
 
     def _send(self, numbers: NDArray[Any]) -> None:
         dist.broadcast(torch.from_numpy(numbers), src=0, group=self._ranks.control)
@@ -203,7 +197,7 @@ class LeadingEngine(EngineAround):
         with leader.lock:
             if leader.lost is not None:
                 raise leader.lost
-            leader.watchdog.feed()
+            end_unless_fed(leader.patience)
             try:
                 return self._engine.evaluate(plan)
             except Exception as error:
@@ -212,7 +206,7 @@ class LeadingEngine(EngineAround):
                 raise
             finally:
                 leader.in_step = False
-                leader.watchdog.rest()
+                rest()
 
 
 def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:
@@ -220,18 +214,16 @@ def follow(compute: Callable[[StepPlan], Tensor], ranks: Ranks) -> None:
 
     Raises `UnavailableError` if rank 0 is gone, or if this rank cannot compute a step.
     """
-    reason = f"no word from rank 0 within {ranks.patience:g} s; rank {ranks.rank} ends"
-    watchdog = CollectiveWatchdog(ranks.patience, reason)
     try:
         while True:
-            watchdog.feed()
+            end_unless_fed(ranks.patience)
             plan = _receive_step(ranks)
             if plan is None:
                 return
-            watchdog.feed()
+            end_unless_fed(ranks.patience)
             _compute(compute, plan, ranks)
     finally:
-        watchdog.stop()
+        rest()
 
 
 def _receive_step(ranks: Ranks) -> StepPlan | None:
@@ -320,54 +312,12 @@ def decode_items(line: IntArray) -> StepPlan:
 # power, waits in native code. What is left is to end the process and let whoever supervises it start anew.
 
 
-def end_process(reason: str) -> None:
-    """Log the reason and exit without clean-up: the main thread is stuck."""
-    print(f"forerun: {reason}", file=sys.stderr, flush=True)  # noqa: T201 - the process ends
-    os._exit(1)
+def end_unless_fed(patience: float) -> None:
+    """End the process with code 1, and print where it stands, unless this is called again or `rest` is within
+    `patience` seconds."""
+    faulthandler.dump_traceback_later(patience, exit=True)
 
 
-class CollectiveWatchdog:
-    """Calls `on_late` unless `feed` is called again within `patience` seconds; `rest` stops the waiting.
-
-    A thread of its own watches the deadline and calls `on_late`, once.
-    """
-
-    def __init__(self, patience: float, reason: str, on_late: Callable[[str], None] = end_process) -> None:
-        self._patience = patience
-        self._reason = reason
-        self._on_late = on_late
-        self._changed = threading.Condition()
-        self._due_at: float | None = None  # monotonic seconds; None = at rest
-        self._stopped = False
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
-
-    def feed(self) -> None:
-        """Restart the wait: the next call is due within `patience` seconds."""
-        self._set(time.monotonic() + self._patience)
-
-    def rest(self) -> None:
-        """Stop waiting until the next `feed`."""
-        self._set(None)
-
-    def stop(self) -> None:
-        """End the thread."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._thread.join()
-
-    def _set(self, due_at: float | None) -> None:
-        with self._changed:
-            self._due_at = due_at
-            self._changed.notify()
-
-    def _watch(self) -> None:
-        with self._changed:
-            while not self._stopped:
-                left = None if self._due_at is None else self._due_at - time.monotonic()
-                if left is not None and left <= 0.0:
-                    break
-                self._changed.wait(left)
-        if not self._stopped:
-            self._on_late(self._reason)
+def rest() -> None:
+    """Let the process wait as long as it likes, until the next `end_unless_fed`."""
+    faulthandler.cancel_dump_traceback_later()

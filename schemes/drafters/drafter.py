@@ -32,12 +32,12 @@ from cloud_verifier.core.engine_protocol import (
 )
 from cloud_verifier.engine.attention.backend import KVStore, StepContext, current_step
 from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
-from cloud_verifier.engine.sampling.device_rows import rank_rows
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow
 from cloud_verifier.engine.torch_engine import TorchEngine
 from common.calibration import Confidence, promised
 from common.sampling import SamplingParams
 from schemes.drafters.guessing import WIDTH
+from schemes.drafters.ranking import rank_rows
 
 logger = logging.getLogger(__name__)
 

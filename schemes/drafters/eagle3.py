@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from cloud_verifier.engine.model.checkpoint import local_folder, read_settings
+from cloud_verifier.engine.model.checkpoint import loading, place_of, read_settings
 from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetModel
 from common.errors import UserError
 from common.vocabulary import Vocabulary
@@ -144,7 +145,7 @@ class Eagle3Head(nn.Module, DraftModel):
 
     def forward(self, rows: DraftRows) -> Drafted:
         assert rows.features is not None
-        embed = self._target.embed if self.embed_tokens is None else self.embed_tokens
+        embed = self.embed_tokens or self._target.module.get_input_embeddings()
         joined = self.decoder.get_submodule("layers.0.input_layernorm")
         assert isinstance(joined, _JoinedNorms)
         joined.embeddings = embed(rows.tokens)[None]
@@ -168,7 +169,7 @@ def load_eagle3(source: str, target: TargetModel, _vocabulary: Vocabulary) -> Ea
     `UserError` if it does not fit the target."""
     try:
         shape = Eagle3Shape.of(read_settings(source), target.num_layers)
-        weights = _weights(local_folder(source))
+        weights = _weights(_folder_of(source))
         head = Eagle3Head(shape, target, "embed_tokens.weight" in weights)
     except (KeyError, TypeError, ValueError, OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"--drafter {source} cannot be read as an EAGLE-3 head: {error}") from error
@@ -228,3 +229,9 @@ def _keep_joined(target: TargetModel, sources: tuple[int, ...], head: Eagle3Head
 
     for index in sources:
         target.layers[index - 1].register_forward_hook(partial(keep, index))
+
+
+def _folder_of(source: str) -> Path:
+    """Return the folder, or the one that a hub id is downloaded to. Raises `UserError` if there is none."""
+    place = place_of(source)
+    return Path(place if Path(place).is_dir() else loading(source, lambda: snapshot_download(place)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetMo
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
+from schemes.drafters.other_layers import with_layers
 
 FORMAT = "forerun heads 1"
 NORM_EPS = 1e-6
@@ -45,6 +47,12 @@ def write_features(features: Tensor) -> None:
     """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
     if (step := running_step()) is not None:
         step.kv.write_features(step.slots, features)
+
+
+def logits_of(target: TargetModel, hidden: Tensor) -> Tensor:
+    """Return logits float32 [..., V] of last hidden states, without a family's own scaling."""
+    logits: Tensor = target.module.get_output_embeddings()(hidden)
+    return logits.float()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +139,11 @@ class RecurrentHead(nn.Module, DraftModel):
             self.feature_norm: nn.Module = nn.RMSNorm(width, eps=NORM_EPS)
             self.joined: nn.Module = nn.Linear(2 * width, width, bias=False)
             self.layer = _new_layer(target)
-            self._target = target.with_layers([self.layer])
+            self._target = with_layers(target, [self.layer])
         else:
             self.embedding_norm, self.feature_norm = parts.embedding_norm, parts.feature_norm
             self.joined, self.layer = parts.joined, parts.layer
-            self._target = target.with_layers([self.layer], parts.final_norm)
+            self._target = with_layers(target, [self.layer], parts.final_norm)
         self._features_first = parts is not None and parts.features_first
         self.to(target.device, target.dtype)
         self._hidden = torch.empty(0)  # the last output of the layer, normed
@@ -146,7 +154,10 @@ class RecurrentHead(nn.Module, DraftModel):
 
     def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
-        parts = [self.embedding_norm(self._target.embed(tokens)), self.feature_norm(features)]
+        parts = [
+            self.embedding_norm(self._target.module.get_input_embeddings()(tokens)),
+            self.feature_norm(features),
+        ]
         joined: Tensor = self.joined(torch.cat(parts[::-1] if self._features_first else parts, dim=-1))
         return joined
 
@@ -183,7 +194,7 @@ class MedusaHeads(nn.Module, DraftModel):
         self.weights = nn.Parameter(torch.zeros(depth, width, width))
         self.biases = nn.Parameter(torch.zeros(depth, width))
         self.to(target.device, target.dtype)
-        self._head = target.head
+        self._head = partial(logits_of, target)
 
     def state_below(self, features: Tensor, level: int) -> Tensor:
         """Return what stands for the hidden state `level` rows below, [..., H]."""

@@ -7,6 +7,7 @@ from cloud_verifier.model_source import EXIT
 from common.errors import UserError
 from common.vocabulary import Vocabulary, explain_mismatch
 from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
+from schemes.drafters.other_layers import with_layers
 
 
 class EarlyExit(DraftModel):
@@ -25,7 +26,7 @@ class EarlyExit(DraftModel):
                 f"--drafter exit:{num_layers} is not possible: '{target.name}' has {target.num_layers} layers"
             )
         self.depth = depth
-        self._model = target.with_layers(target.layers[:num_layers])
+        self._model = with_layers(target, target.layers[:num_layers])
 
     def forward(self, rows: DraftRows) -> Drafted:
         return Drafted(self._model.forward(rows.tokens[None], rows.positions[None], rows.outputs))

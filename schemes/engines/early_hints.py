@@ -15,9 +15,10 @@ from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import HINTED, StepHints, StepPlan, StepResult
 from cloud_verifier.engine.around import EngineAround
-from cloud_verifier.engine.sampling.device_rows import rank_rows
 from cloud_verifier.engine.torch_engine import RowByRow, TorchEngine
 from common.errors import UserError
+from schemes.drafters.other_layers import with_layers
+from schemes.drafters.ranking import rank_rows
 
 
 class HintingEngine(EngineAround):
@@ -45,7 +46,7 @@ class HintingEngine(EngineAround):
             )
         self._torch, self._share = engine, count / model.num_layers
         layer = model.layers[count - 1]
-        self._head = model.with_layers([self._stand_in(layer)])
+        self._head = with_layers(model, [self._stand_in(layer)])
         self._output: Any = None  # of the layer that `_stand_in` stands for
         self._plan: StepPlan | None = None  # of the running step
         self._tell: Callable[[StepHints], None] | None = None

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
 from http.client import HTTPException
-from pathlib import Path
 from ssl import SSLError
 from typing import Any, TypeVar, cast
 from urllib.error import HTTPError
@@ -159,12 +158,6 @@ def read_settings(source: str) -> dict[str, Any]:
     place = place_of(source)
     settings: tuple[dict[str, Any], Any] = loading(source, lambda: PreTrainedConfig.get_config_dict(place))
     return settings[0]
-
-
-def local_folder(source: str) -> Path:
-    """Return the folder, or the one that a hub id is downloaded to. Raises `UserError` if there is none."""
-    place = place_of(source)
-    return Path(place if Path(place).is_dir() else loading(source, lambda: snapshot_download(place)))
 
 
 def place_of(source: str) -> str:

@@ -6,7 +6,6 @@ The model's code is transformers' own, unmodified; only its attention function i
 
 from __future__ import annotations
 
-import copy
 import inspect
 import logging
 import re
@@ -83,12 +82,10 @@ class TargetModel(TargetCheckpoint):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__(name, model.config, model.generation_config, tokenizer)
-        self._model = model
-        model.eval()
+        self.module = model.eval()
         refuse_config(name, model.config)
         self.state_layers = take_over(model)  # numbers of the layers that keep a state
         refuse_architecture(name, model, self.state_layers)
-        self.module: torch.nn.Module = model  # for what changes its parts
         self.num_layers = int(self._text.num_hidden_layers)
         # compressed-tensors rounds in each layer's own forward, in the precision of what it unpacked.
         is_stored_quantized = getattr(model.config, "quantization_config", None) is not None
@@ -101,12 +98,12 @@ class TargetModel(TargetCheckpoint):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self._model.device
+        device: torch.device = self.module.device
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self._model.dtype
+        dtype: torch.dtype = self.module.dtype
         return dtype
 
     @property
@@ -123,7 +120,7 @@ class TargetModel(TargetCheckpoint):
     def can_widen(self) -> bool:
         """Return whether `in_float32` can be entered; some quantizations hide their weights' values, or round
         in the layers."""
-        return can_widen(self._model) and not self._rounds_inside
+        return can_widen(self.module) and not self._rounds_inside
 
     @property
     def routes_tokens(self) -> bool:
@@ -143,7 +140,7 @@ class TargetModel(TargetCheckpoint):
     @property
     def weight_bytes(self) -> int:
         """Return the bytes of the weights on this process's device."""
-        return weight_bytes(self._model)
+        return weight_bytes(self.module)
 
     @property
     def sliding_window(self) -> int | None:
@@ -162,13 +159,13 @@ class TargetModel(TargetCheckpoint):
         """
         kept = {"logits_to_keep": outputs} if self._keeps_rows else {}
         given = {"inputs_embeds" if embedded else "input_ids": tokens}
-        result = self._model(**given, position_ids=positions, use_cache=False, **kept)
+        result = self.module(**given, position_ids=positions, use_cache=False, **kept)
         logits: Tensor = result.logits[0]
         return (logits if kept else logits.index_select(0, outputs)).float()
 
     def merge_projections(self) -> None:
         """Compute projections of one input as one product from now on, except in `plain` and `in_float32`."""
-        self._merged = MergedProjections(self._model)
+        self._merged = MergedProjections(self.module)
 
     @property
     def num_memory_layers(self) -> int:
@@ -179,7 +176,7 @@ class TargetModel(TargetCheckpoint):
     @property
     def layers(self) -> list[torch.nn.Module]:
         """Return the decoder layers. Raises `UserError` if they are not found."""
-        return list(cast(torch.nn.ModuleList, self._model.get_submodule(self._layers_path)))
+        return list(cast(torch.nn.ModuleList, self.module.get_submodule(self.layers_path)))
 
     @property
     def text_config(self) -> Any:
@@ -190,38 +187,17 @@ class TargetModel(TargetCheckpoint):
     def hidden_size(self) -> int:
         return int(self._text.hidden_size)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings of token ids, [..., H]."""
-        embeddings: Tensor = self._model.get_input_embeddings()(tokens)
-        return embeddings
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Return logits float32 [..., V] of last hidden states, without a family's own scaling."""
-        logits: Tensor = self._model.get_output_embeddings()(hidden)
-        return logits.float()
-
     @property
     def decoder(self) -> torch.nn.Module:
         """Return the module that holds the decoder layers; its output is the last hidden state. Raises as
         `layers`."""
-        return self._model.get_submodule(self._layers_path.rpartition(".")[0])
-
-    def with_layers(
-        self, layers: Sequence[torch.nn.Module], final_norm: torch.nn.Module | None = None
-    ) -> TargetModel:
-        """Return the model with other decoder layers, and with another norm behind them if one is given. All
-        else is shared, but no hooks of modules that hold the layers. Raises as `layers`."""
-        path = self._layers_path
-        twin = copy.copy(self)
-        replaced = _replaced(self._model, path.split("."), torch.nn.ModuleList(layers))
-        if final_norm is not None:
-            replaced = _replaced(replaced, [*path.split(".")[:-1], "norm"], final_norm)
-        twin.module = twin._model = cast(PreTrainedModel, replaced)
-        return twin
+        decoder: torch.nn.Module = self.module.get_submodule(self.layers_path.rpartition(".")[0])
+        return decoder
 
     @cached_property
-    def _layers_path(self) -> str:
-        for path, module in self._model.named_modules():
+    def layers_path(self) -> str:
+        """Return where the decoder layers lie in `module`. Raises as `layers`."""
+        for path, module in self.module.named_modules():
             if isinstance(module, torch.nn.ModuleList) and len(module) == self.num_layers:
                 return str(path)
         raise UserError(
@@ -232,7 +208,7 @@ class TargetModel(TargetCheckpoint):
         """Return logits float32 [last, V] of a sequence's last rows, by transformers alone, in `plain`."""
         ids = torch.tensor([list(tokens)], device=self.device)
         kept = {"logits_to_keep": last} if self._keeps_rows else {}
-        logits: Tensor = self._model(input_ids=ids, use_cache=False, **kept).logits[0, -last:]
+        logits: Tensor = self.module(input_ids=ids, use_cache=False, **kept).logits[0, -last:]
         return logits.float()
 
     @contextmanager
@@ -251,13 +227,13 @@ class TargetModel(TargetCheckpoint):
     @contextmanager
     def in_float32(self) -> Iterator[None]:
         """Compute in float32 until the block ends, with the same weights."""
-        with self._apart(), float32_inside(self._model, self.num_layers):
+        with self._apart(), float32_inside(self.module, self.num_layers):
             yield
 
     @contextmanager
     def windows_at_most(self, limit: int) -> Iterator[None]:
         """Shrink longer sliding windows to `limit` until the block ends: for short probes."""
-        holders: list[Any] = [self._text, *self._model.modules()]
+        holders: list[Any] = [self._text, *self.module.modules()]
         widths = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
         wide = [(holder, width) for holder, width in widths if isinstance(width, int) and width > limit]
         for holder, _ in wide:
@@ -275,7 +251,7 @@ class TargetModel(TargetCheckpoint):
         """
         if not any(getattr(self._text, name, 0) for name in NUM_EXPERTS):
             return
-        self._model.set_experts_implementation("batched_mm")
+        self.module.set_experts_implementation("batched_mm")
         if self._text._experts_implementation != "batched_mm":
             raise UserError(
                 f"model '{self.name}' cannot be served with --deterministic: its experts compute together "
@@ -284,10 +260,10 @@ class TargetModel(TargetCheckpoint):
 
     def _use_attention(self, kind: str) -> None:
         """transformers only logs a warning where it refuses, hence the look at what it did."""
-        self._model.set_attn_implementation(kind)
+        self.module.set_attn_implementation(kind)
         if self._text._attn_implementation != kind:
             raise Refusal(
-                self.name, f"{type(self._model).__name__} does not use transformers' attention interface"
+                self.name, f"{type(self.module).__name__} does not use transformers' attention interface"
             )
 
 
@@ -342,18 +318,6 @@ def load_target(
         with torch.no_grad():
             loading(source, lambda: model(tokens, use_cache=False))
     return TargetModel(source, model, tokenizer)
-
-
-def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:
-    """Return `module` with `new` in the place of `path`, made of shallow copies without hooks."""
-    twin = copy.copy(module)
-    for name, table in vars(module).items():
-        if "_hooks" in name:
-            vars(twin)[name] = type(table)()
-    twin._modules = dict(module._modules)
-    name, *rest = path
-    twin._modules[name] = _replaced(module.get_submodule(name), rest, new) if rest else new
-    return twin
 
 
 def device_map(device: torch.device) -> dict[str, torch.device] | None:

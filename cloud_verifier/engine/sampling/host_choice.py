@@ -1,4 +1,4 @@
-"""Chooses and ranks on the host: each row through `common.choice`, which evaluates noise only for tokens that
+"""Chooses on the host: each row through `common.choice`, which evaluates noise only for tokens that
 can still win. Needs no torch, so that every engine can use it."""
 
 from __future__ import annotations
@@ -103,20 +103,6 @@ def choose_on_host(logits: FloatArray, rows: Sequence[ChoiceRow]) -> tuple[IntAr
         choice = reference.choose_adjusted(adjusted, row.params, row.position)
         choices[index], margins[index] = choice.token, choice.margin
     return choices, margins
-
-
-Candidates = tuple[tuple[int, ...], tuple[float, ...]]
-"""Tokens, best first, and their scores in nats, as in `Followers`."""
-
-
-def rank_on_host(logits: FloatArray, rows: Sequence[ChoiceRow], count: int) -> list[Candidates]:
-    """Return the `count` best candidates of each row of logits float32 [R, V]; filtered ones are left out."""
-    candidates = list[Candidates]()
-    changes = row_changes(rows, logits.shape[1])
-    for own, row, changed in zip(logits, rows, changes, strict=True):
-        ranking = reference.rank_adjusted(reference.adjust(own, changed), row.params, row.position, count)
-        candidates.append((tuple(ranking.tokens.tolist()), tuple(ranking.scores.tolist())))
-    return candidates
 
 
 def row_changes(rows: Sequence[ChoiceRow], vocab_size: int) -> list[tuple[reference.Adjustments, ...]]:

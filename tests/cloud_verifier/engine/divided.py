@@ -89,7 +89,7 @@ def divide(family: Family, dtype: str) -> dict[str, Any]:
     whole = random_target(family.name, family.model_type, family.settings, dtype=dtype)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        whole._model.save_pretrained(folder)
+        whole.module.save_pretrained(folder)
         port, out, processes = free_port(), folder / "found.json", []
         for rank in range(SIZE):
             process = os.fork()

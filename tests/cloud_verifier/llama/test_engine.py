@@ -215,7 +215,7 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
 
 
 @pytest.mark.parametrize("slots", [SLOTS, None])
-@pytest.mark.parametrize("context", [0, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("context", [0, 2**32 - 1])
 def test_a_target_with_an_impossible_context_length_is_refused(
     context: int, slots: int | None, tmp_path: Path
 ) -> None:

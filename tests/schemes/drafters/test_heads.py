@@ -23,6 +23,7 @@ from schemes.drafters.heads import (
     MedusaHeads,
     RecurrentHead,
     load_heads,
+    logits_of,
     save_heads,
 )
 from tests import wording
@@ -101,7 +102,7 @@ def test_medusa_heads_guess_by_their_definition() -> None:
         for each in found:
             level = len(each.path)
             own = hidden + functional.silu(heads.weights[level] @ hidden + heads.biases[level])
-            logits = model.head(own).detach().numpy()
+            logits = logits_of(model, own).detach().numpy()
             expected = rank(logits, sampling, len(PROMPT) + len(each.path), len(each.tokens))
             assert list(each.tokens) == expected.tokens.tolist()
 

@@ -20,6 +20,7 @@ from common.errors import UserError
 from common.messages import Hint, ServerMessage
 from common.sampling import SamplingParams
 from edge_client.core.session import EdgeSession
+from schemes.drafters.other_layers import with_layers
 from schemes.engines.early_hints import HintingEngine
 from schemes.policies.tree import TreePolicy
 from tests.cloud_verifier.engine.serving import PRINT, TABLE, Scenario, over_the_wire, serve
@@ -64,7 +65,7 @@ def test_hints_are_the_choices_of_the_first_layers(family: str, sampling: Sampli
     (hints,) = heard.told
     half = model.num_layers // 2
     assert hints.share == half / model.num_layers
-    exit_engine = TorchEngine(model.with_layers(model.layers[:half]), 128)
+    exit_engine = TorchEngine(with_layers(model, model.layers[:half]), 128)
     assert hints.tokens[0] == ()
     first = [said[0] for said in hints.tokens[1]]
     assert first == exit_engine.evaluate(plan).choices[1].tolist()

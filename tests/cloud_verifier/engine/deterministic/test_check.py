@@ -75,7 +75,7 @@ def test_equally_wrong_is_wrong() -> None:
 
 def test_experts_that_cannot_be_computed_row_by_row_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = target("qwen3_moe")
-    monkeypatch.setattr(type(model._model), "_can_set_experts_implementation", classmethod(lambda cls: False))
+    monkeypatch.setattr(type(model.module), "_can_set_experts_implementation", classmethod(lambda cls: False))
     with wording.raises(UserError):
         check(model)
 

@@ -111,7 +111,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_what_is_stored_quantized_is_served_if_it_passes(stored: str, dtype: str) -> None:
     model = load_target(stored, dtype=dtype, with_tokenizer=False)
-    assert "Int8Tensor" in kinds(model._model).values()
+    assert "Int8Tensor" in kinds(model.module).values()
     assert probe(model).worst < 1e-5
 
 

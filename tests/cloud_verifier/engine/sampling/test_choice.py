@@ -64,14 +64,13 @@ def assert_like_the_reference(way: Chooser, logits: Tensor, rows: Sequence[Choic
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("size", "spread"), [(8, 1.0), (300, 0.0), (2049, 8.0)])
+@pytest.mark.parametrize(("size", "spread"), [(8, 1.0), (2049, 8.0)])
 def test_choices_equal_the_reference(way: Chooser, size: int, spread: float) -> None:
-    """Vocabularies within one block of the kernels and over several, flat and peaked. Also under grammars,
-    beside rows without one, and together with bias, penalties and filters."""
+    """A vocabulary within one block of the kernels, and one over several, some of whose rows are under
+    grammars, together with bias, penalties and filters."""
     rows = rows_of([*USUAL, SamplingParams(temperature=0.3)])
     logits = random_logits(len(rows), size, spread)
-    assert_like_the_reference(way, logits, rows)
-    assert_like_the_reference(way, logits, masked(rows, size))
+    assert_like_the_reference(way, logits, rows if size == 8 else masked(rows, size))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -161,7 +160,7 @@ WHOLE = {
         SamplingParams(temperature=0.6, top_k=20, top_p=0.95),
         SamplingParams(temperature=0.6, top_p=0.9),
     ],
-    0.5: [SamplingParams(temperature=1.5, top_k=14_000, top_p=0.9, min_p=1e-4)],
+    0.5: [SamplingParams(temperature=1.5, top_k=6_000, top_p=0.9, min_p=1e-4)],
 }
 
 
@@ -169,7 +168,7 @@ WHOLE = {
 def test_a_vocabulary_of_many_blocks(spread: float) -> None:
     """Nuclei of a few tokens, and one of nearly all."""
     rows = rows_of(WHOLE[spread])
-    assert_like_the_reference(kernels, random_logits(len(rows), 15_936, spread), rows)
+    assert_like_the_reference(kernels, random_logits(len(rows), 7_000, spread), rows)
 
 
 TIED = st.sampled_from([0.0, -0.0, 0.5, 1.0, -2.0, 1e-30, 2e-30, 3e38, -3e38, -math.inf])
@@ -183,7 +182,7 @@ FILTERS = st.builds(
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # numpy's, where differences of float32 are infinite
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=2)
 @given(st.lists(st.tuples(st.lists(TIED, min_size=9, max_size=9), FILTERS), min_size=4, max_size=4))
 def test_ties_at_the_edge_of_a_filter_are_kept_by_id(cases: list[tuple[list[float], SamplingParams]]) -> None:
     """Also of logits that differ, while rounding makes their scores equal."""

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.engine.sampling.device_rows import (
+from cloud_verifier.engine.sampling.host_choice import ChoiceRow
+from common import noise
+from common.choice import History, rank
+from common.errors import LocalError
+from common.sampling import SamplingParams
+from schemes.drafters.ranking import (
     gumbel,
     noise_bits,
     noise_keys,
     rank_on_device,
     rank_rows,
 )
-from cloud_verifier.engine.sampling.host_choice import ChoiceRow
-from common import noise
-from common.choice import History, rank
-from common.errors import LocalError
-from common.sampling import SamplingParams
 from tests import wording
 
 pytestmark = pytest.mark.torch

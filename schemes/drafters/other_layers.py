@@ -1,0 +1,38 @@
+"""Gives a target other decoder layers: for an early exit, a head, and a look at the middle of a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from cloud_verifier.engine.model.transformers_adapter import TargetModel
+
+
+def with_layers(
+    target: TargetModel, layers: Sequence[torch.nn.Module], final_norm: torch.nn.Module | None = None
+) -> TargetModel:
+    """Return the target with other decoder layers, and with another norm behind them if one is given. All
+    else is shared, but no hooks of modules that hold the layers. Raises `UserError` if they are not found."""
+    path = target.layers_path.split(".")
+    twin = copy.copy(target)
+    replaced = _replaced(target.module, path, torch.nn.ModuleList(layers))
+    if final_norm is not None:
+        replaced = _replaced(replaced, [*path[:-1], "norm"], final_norm)
+    twin.module = cast(PreTrainedModel, replaced)
+    return twin
+
+
+def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:
+    """Return `module` with `new` in the place of `path`, made of shallow copies without hooks."""
+    twin = copy.copy(module)
+    for name, table in vars(module).items():
+        if "_hooks" in name:
+            vars(twin)[name] = type(table)()
+    twin._modules = dict(module._modules)
+    name, *rest = path
+    twin._modules[name] = _replaced(module.get_submodule(name), rest, new) if rest else new
+    return twin
