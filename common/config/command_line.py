@@ -165,10 +165,11 @@ def _described(entry: Entry) -> dict[str, Any]:
     """Return help, metavar, choices and default of an option."""
     default: Any = None if entry.default is REQUIRED else entry.default
     words = entry.setting.meaning
-    if default not in (None, "", (), False) and "default" not in words:
-        words += f" (default: {_words(default)})"
-    elif default is None and entry.setting.unset and "default" not in words:
-        words += f" (default: {entry.setting.unset})"
+    shown = entry.setting.unset if default is None else _words(default)
+    if default is not None and entry.setting.unit:
+        shown += f" {entry.setting.unit}"
+    if shown and default is not False and "default" not in words:
+        words += f" (default: {shown})"
     return {
         "help": words.replace("%", "%%"),
         "metavar": _metavar(entry),
@@ -191,6 +192,8 @@ def _metavar(entry: Entry) -> str | None:
         return said.metavar
     if said.choices:
         return "{" + ",".join(said.choices) + "}"
+    if said.form and " " not in said.form:
+        return said.form
     if entry.kind in (int, float):
         return "N"
     if said.is_path:

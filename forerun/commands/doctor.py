@@ -14,9 +14,9 @@ from forerun.options import ConfigOption, JsonOption, as_the_daemon
 from forerun.terminal import GREEN, RESET, Painter, ProgressBar, note
 
 DESCRIPTION = """\
-Check everything that the daemon needs: this machine, the draft model (loaded in a process of its own), every
-verifier and the link; then predict the speed-up. A running daemon is neither needed nor disturbed. Without
-options, check the settings of the running daemon, else those of the configuration.
+Check everything that the daemon needs: this machine, the draft model, every verifier and the link; then
+predict the speed-up. A running daemon is neither needed nor disturbed. Without options, check the settings of
+the running daemon, else those of the configuration.
 
   forerun doctor
   forerun doctor --verifier verifier.example:50051 --draft draft.gguf

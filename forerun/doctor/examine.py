@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from common.errors import UserError
+from common.llama.load_trial import ModelTrials
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import EdgeConfig
 from forerun.doctor.device import (
@@ -19,7 +20,7 @@ from forerun.doctor.device import (
     skip,
     warn,
 )
-from forerun.doctor.draft import ChildQuestion, DraftReport, ask_child, check_child, find_file
+from forerun.doctor.draft import MeasuredPair, check_draft
 from forerun.doctor.link import LinkFound, check_link, tls_for
 
 WORTH_IT = 1.05  # times faster than streaming; less is not worth a device's battery
@@ -29,30 +30,19 @@ SHARES = (0.05, 0.98)  # of right drafts that are believed; 32 tokens say no mor
 
 Progress = Callable[[str], None]
 
-CONTEXT = 2048  # tokens, where the configuration says auto
-
 
 def examine(config: EdgeConfig, paths: EdgePaths, progress: Progress) -> Iterator[Finding]:
     """Yield every finding as soon as it is known."""
     yield check_python()
     yield check_token(config.api, paths)
     yield check_daemon(config.api, paths)
-    pairs = dict[str, MeasuredPair]()
     for name, pair in config.each_pair.items():
-        pairs[name] = yield from _examine_pair(name, pair, progress)
-    for name, inputs in pairs.items():
-        yield _of(name, check_outlook(inputs))
+        for finding in _examine_pair(pair, paths, progress):
+            yield replace(finding, name=f"{name} {finding.name}".strip())
 
 
-Findings = Generator[Finding, None, "MeasuredPair"]
-
-
-def _of(pair: str, finding: Finding) -> Finding:
-    return replace(finding, name=f"{pair} {finding.name}".strip())
-
-
-def _examine_pair(name: str, config: EdgeConfig, progress: Progress) -> Findings:
-    """Yield the findings about one pair of a draft model and verifiers; return what they measured."""
+def _examine_pair(config: EdgeConfig, paths: EdgePaths, progress: Progress) -> Iterator[Finding]:
+    """Yield the findings about one pair of a draft model and verifiers, last the prediction."""
     progress("asking the verifiers")
     nearest: LinkFound | None = None
     for address in config.verifier.addresses:
@@ -60,61 +50,16 @@ def _examine_pair(name: str, config: EdgeConfig, progress: Progress) -> Findings
             link = check_link(address, tls_for(config.verifier, address))
         except UserError as error:
             link = LinkFound(address, (fail(address, str(error)),))
-        yield from (_of(name, each) for each in link.findings)
+        yield from link.findings
         if link.rtt is not None and (nearest is None or link.rtt < (nearest.rtt or 0.0)):
             nearest = link
     progress("loading the draft")
-    path, finding = find_file(config.draft)
-    yield _of(name, finding)
-    draft, address = config.draft, nearest.address if nearest is not None else ""
-    asked = ChildQuestion(
-        path,
-        draft.context or CONTEXT,
-        draft.threads,
-        draft.gpu_layers,
-        address,
-        tls_for(config.verifier, address) if address else None,
-    )
-    told = ask_child(asked)
-    yield from (_of(name, each) for each in check_child(asked, told))
-    return measured(told, nearest)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """Holds the inputs of the prediction. Times are in seconds; None means unknown."""
-
-    rtt: float | None = None
-    step_time: float | None = None  # of the target
-    draft_time: float | None = None
-    acceptance: float | None = None  # how often the draft's best token is the target's
-    row_share: float = 0.0  # what a further row adds to a target step, as a share of its time, if told
-    seen: float | None = None  # speed-up of doctor's own text with drafts over the one without
-
-    @property
-    def missing(self) -> list[str]:
-        """Return the unknown inputs in words."""
-        named = (
-            (self.rtt, "the RTT"),
-            (self.step_time, "the target's step"),
-            (self.draft_time, "the draft's step"),
-            (self.acceptance, "how often drafts are right"),
-        )
-        return [words for value, words in named if value is None]
-
-
-def measured(told: DraftReport, nearest: LinkFound | None) -> MeasuredPair:
-    """Merge all measured values."""
-    draft_ms = told.number("steps", "step_ms")
-    right, of = told.number("rank", "right"), told.number("rank", "of")
-    return MeasuredPair(
-        rtt=nearest.rtt if nearest is not None else None,
-        step_time=told.plain["step_ms"] / 1e3 if told.plain is not None and told.plain["step_ms"] else None,
-        draft_time=draft_ms / 1e3 if draft_ms is not None else None,
-        acceptance=right / of if right is not None and of else None,
-        row_share=row_share(nearest.step_times) if nearest is not None else 0.0,
-        seen=_speedup(told),
-    )
+    address = nearest.address if nearest is not None else ""
+    tls = tls_for(config.verifier, address) if address else None
+    measured = yield from check_draft(config.draft, ModelTrials(paths.tried), address, tls)
+    if nearest is not None:
+        measured = replace(measured, rtt=nearest.rtt, row_share=row_share(nearest.step_times))
+    yield check_outlook(measured)
 
 
 def row_share(step_times: Mapping[int, float]) -> float:
@@ -124,13 +69,6 @@ def row_share(step_times: Mapping[int, float]) -> float:
     if rows == 1 or 1 not in step_times:
         return 0.0
     return max(0.0, (step_times[rows] / step_times[1] - 1.0) / (rows - 1))
-
-
-def _speedup(told: DraftReport) -> float | None:
-    """Return the speed-up of the text with drafts over the one without; None without both."""
-    if told.plain is None or told.drafted is None or not told.drafted["ms_per_token"]:
-        return None
-    return float(told.plain["ms_per_token"] / told.drafted["ms_per_token"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from common.llama.files import hash_of
+from common.llama.load_trial import ModelTrials
 from edge_client.settings import DraftSection
-from forerun.doctor.device import Level
-from forerun.doctor.draft import ChildQuestion, DraftReport, ask_child, check_child, find_file
-from tests import wording
+from forerun.doctor.device import Finding, Level
+from forerun.doctor.draft import MeasuredPair, WrittenText, check_draft, compared, find_file
 
 
 @pytest.fixture(scope="module")
@@ -38,60 +38,33 @@ def test_a_file_is_there_is_gguf_and_hashes_as_it_should(tmp_path: Path) -> None
     assert find_file(DraftSection(model=str(path), sha256="0" * 64))[0] == "", "it is not loaded"
 
 
+def findings_of(path: Path, address: str = "") -> tuple[dict[str, Finding], MeasuredPair]:
+    """Run all checks. The texts have an event loop of their own."""
+    draft, found = DraftSection(model=str(path), context=512), dict[str, Finding]()
+    checks = check_draft(draft, ModelTrials(), address, None)
+    while True:
+        try:
+            finding = next(checks)
+            found[finding.name] = finding
+        except StopIteration as over:
+            return found, over.value
+
+
 @pytest.mark.llama
 def test_a_draft_that_works_is_timed(tiny: Path) -> None:
-    asked = ChildQuestion(path=str(tiny), context=512)
-    told = ask_child(asked)
-    assert told.end == ""
-    findings = {each.name: each for each in check_child(asked, told)}
+    findings, measured = findings_of(tiny)
     assert findings["draft loads"].level is Level.OK
-    assert (told.number("steps", "step_ms") or 0.0) > 0
     assert findings["tokenizer"].level is Level.SKIP
+    assert (measured.draft_time or 0.0) > 0
 
 
 @pytest.mark.llama
-def test_a_damaged_draft_ends_its_process_and_not_ours(tiny: Path, tmp_path: Path) -> None:
+def test_a_damaged_draft_ends_no_process_of_ours(tiny: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(tiny.read_bytes()[: tiny.stat().st_size // 2])
-    asked = ChildQuestion(path=str(cut), context=512)
-    findings = {each.name: each for each in check_child(asked, ask_child(asked))}
+    findings, measured = findings_of(cut)
     assert findings["draft loads"].level is Level.FAIL
-    assert findings["draft loads"].words
-
-
-def test_a_child_that_takes_too_long_is_ended() -> None:
-    told = ask_child(ChildQuestion(), longest=0.001)
-    wording.keep(told.end)
-    (finding,) = check_child(ChildQuestion(), told)
-    assert (finding.name, finding.level) == ("processor", Level.FAIL)
-
-
-SYSTEM = {"system": {"info": "AVX2 = 1"}, "loaded": {"description": "d", "seconds": 0.1}}
-TEXT = {"ms_per_token": 20.0, "step_ms": 19.0, "tokens": [1, 2]}
-
-
-def told(**more: object) -> dict[str, tuple[Level, str]]:
-    stages = {**SYSTEM, "steps": {"step_ms": 6.1}, "tokens": {"same": True, "words": "w"}}
-    findings = check_child(ChildQuestion(path="p", address="a:1"), DraftReport(**{"stages": stages, **more}))  # type: ignore[arg-type]
-    return {each.name: (each.level, each.words) for each in findings}
-
-
-def test_what_the_target_wrote_is_told() -> None:
-    both = told(plain=TEXT, drafted={**TEXT, "ms_per_token": 10.0})["texts"]
-    assert both[0] is Level.OK
-    assert both[1].endswith("10.0 ms with drafts, the same text")
-    assert "another text" in told(plain=TEXT, drafted={**TEXT, "tokens": [1, 3]})["texts"][1]
-    assert told(plain=TEXT, end="the link broke")["texts"][0] is Level.WARN
-    assert told(end="the link broke")["texts"] == (Level.FAIL, "the link broke")
-    other = {**SYSTEM, "steps": {"step_ms": 60.0}, "tokens": {"same": False, "words": "id 7 is ..."}}
-    findings = told(stages=other)
-    assert findings["tokenizer"] == (Level.FAIL, "id 7 is ...")
-    assert findings["draft step"][0] is Level.WARN
-    assert "texts" not in findings
-
-
-async def child(asked: ChildQuestion) -> DraftReport:
-    return await asyncio.to_thread(ask_child, asked)
+    assert measured == MeasuredPair()
 
 
 @pytest.mark.llama
@@ -100,26 +73,26 @@ async def test_another_tokenizer_is_named_by_its_first_token(tiny: Path) -> None
     from tests.support.tiny import running
 
     async with running() as system:
-        told = await child(ChildQuestion(path=str(tiny), context=512, address=system.address))
-    assert told.end == ""
-    assert told.stages["tokens"]["same"] is False
-    assert "the draft's tokenizer is not the target's: id 0 is" in told.stages["tokens"]["words"]
-    assert told.plain is None
+        findings, measured = await asyncio.to_thread(findings_of, tiny, system.address)
+    assert findings["tokenizer"].level is Level.FAIL
+    assert "the draft's tokenizer is not the target's: id 0 is" in findings["tokenizer"].words
+    assert measured.step_time is None
 
 
 @pytest.mark.llama
 @pytest.mark.grpc
-async def test_a_verifier_that_goes_away_is_told(tiny: Path) -> None:
-    told = await child(ChildQuestion(path=str(tiny), context=512, address="127.0.0.1:1"))
-    assert (told.number("steps", "step_ms") or 0.0) > 0, "what was found out before stands"
-    assert "cannot be reached" in told.end
+def test_a_verifier_that_goes_away_is_told(tiny: Path) -> None:
+    findings, measured = findings_of(tiny, "127.0.0.1:1")
+    assert (measured.draft_time or 0.0) > 0, "what was found out before stands"
+    assert findings["texts"].level is Level.FAIL
+    assert "cannot be reached" in findings["texts"].words
 
 
-@pytest.mark.llama
-@pytest.mark.grpc
-def test_without_a_file_only_the_processor_is_asked_about() -> None:
-    told = ask_child(ChildQuestion())
-    assert list(told.stages) == ["system"]
+def test_what_the_target_wrote_is_told() -> None:
+    plain = WrittenText((1, 2), 0.020, 0.019)
+    words = compared(plain, WrittenText((1, 2), 0.010, 0.019)).words
+    assert words.endswith("10.0 ms with drafts, the same text")
+    assert "another text" in compared(plain, WrittenText((1, 3), 0.010, 0.019)).words
 
 
 @pytest.mark.llama
@@ -131,7 +104,7 @@ async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
     from common.sampling import SamplingParams
     from edge_client.core.effects import DraftRow, Reroot
     from edge_client.draft.group import DraftGroup, MemberDrafter
-    from forerun.doctor.draft import _draft_steps
+    from forerun.doctor.draft import draft_steps
 
     with LlamaRuntime(LlamaSettings(str(tiny), n_ctx=512)) as runtime:
         drafter = MemberDrafter(DraftGroup(runtime, 1))
@@ -143,7 +116,7 @@ async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
             way.append(expansion.tokens[0])
             drafter.reroot(Reroot(((number + 1, way[-1]),), ()))
         own = tuple(way[len(prompt) :])
-        found = _draft_steps(runtime, prompt, own)
-        others = _draft_steps(runtime, prompt, tuple((token + 1) % 256 for token in own))
-    assert (found["right"], found["of"]) == (12, 12)
-    assert others["right"] < 12
+        found = draft_steps(runtime, prompt, own)
+        others = draft_steps(runtime, prompt, tuple((token + 1) % 256 for token in own))
+    assert found[1] == 1.0
+    assert others[1] < 1.0

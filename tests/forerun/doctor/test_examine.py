@@ -7,29 +7,16 @@ from dataclasses import replace
 import pytest
 
 from forerun.doctor.device import Level
-from forerun.doctor.draft import DraftReport
+from forerun.doctor.draft import MeasuredPair
 from forerun.doctor.examine import (
     WORTH_IT,
-    MeasuredPair,
     SpeedOutlook,
     check_outlook,
     in_words,
     look_ahead,
-    measured,
+    row_share,
 )
-from forerun.doctor.link import LinkFound
 from tests import wording
-
-TOLD = DraftReport(
-    {"steps": {"step_ms": 5.0}, "rank": {"step_ms": 6.0, "right": 24, "of": 32}}, plain={"step_ms": 30.0}
-)
-LINK = LinkFound("a:1", (), 0.04)
-
-
-def test_what_was_measured_is_used() -> None:
-    assert measured(TOLD, LINK) == MeasuredPair(0.04, 0.03, 0.005, 0.75)
-    assert measured(DraftReport(), None) == MeasuredPair(None, None, None, None)
-
 
 GOOD = MeasuredPair(rtt=0.02, step_time=0.03, draft_time=0.005, acceptance=0.8)
 
@@ -69,9 +56,9 @@ def test_a_draft_as_slow_as_the_target_pays_nowhere() -> None:
 
 
 def test_a_verifier_whose_rows_are_dear_is_told_of_before_it_is_tried() -> None:
-    found = measured(TOLD, replace(LINK, step_times={1: 0.041, 2: 0.082, 8: 0.328}))
-    assert found.row_share == pytest.approx(1.0)
-    assert look_ahead(found).speedup < 1.01
+    dear = row_share({1: 0.041, 2: 0.082, 8: 0.328})
+    assert dear == pytest.approx(1.0)
+    assert look_ahead(replace(GOOD, row_share=dear)).speedup < 1.01
 
 
 def test_where_drafting_pays_is_told() -> None:
