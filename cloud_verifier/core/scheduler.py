@@ -34,7 +34,6 @@ from cloud_verifier.core.kv_memory import KvMemory
 from cloud_verifier.core.ledger import Ledger, Running, StepDone
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.lookahead import NextStep, StepsInFlight
-from cloud_verifier.core.mask_time import MaskTime
 from cloud_verifier.core.node_credit import Credit
 from cloud_verifier.core.own_drafter import own_drafter
 from cloud_verifier.core.planning import StepPlanner
@@ -44,6 +43,7 @@ from cloud_verifier.core.sources import RecalledText, VerifierSource
 from cloud_verifier.core.tenants import Tenants
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
+from common.mask_time import MaskTime
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
 from common.prompt_lookup import PromptLookup
 

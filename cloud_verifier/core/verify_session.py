@@ -15,11 +15,11 @@ from cloud_verifier.core.draft_account import DraftAccount, RowShare
 from cloud_verifier.core.engine_protocol import IntArray, Judge, StepItem
 from cloud_verifier.core.kv_memory import KvMemory, Lease
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.mask_time import MaskCost
 from cloud_verifier.core.sources import VerifierSource
 from common.acceptance import AcceptanceRule
 from common.choice import History
 from common.errors import LocalError
+from common.mask_time import MaskCost
 from common.messages import FinishReason, Hint, Open, Propose
 from common.tree import Node, SpeculationTree
 from common.tree_hints import hint_at

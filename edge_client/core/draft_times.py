@@ -75,7 +75,7 @@ class DraftTimes:
         if reading.num_tokens:
             self.reads.sample(reading.num_tokens, max(0.0, reading.seconds - self.rows.predict(rows)))
             return False
-        if rested > AFTER_REST or not rows:
+        if reading.has_dear_masks or rested > AFTER_REST or not rows:
             return False
         self.rows.sample(rows, took)
         return True

@@ -49,17 +49,24 @@ class Expansion:
 class ReadingTime:
     """Committed tokens that a draft step evaluated before its rows: the prompt, or the verifier's text.
 
-    `seconds` is the time of the batches that held such tokens, rows included.
+    `seconds` is the time of the batches that held such tokens, rows included. With `has_dear_masks` the step
+    waited for its masks (`MaskTime`) and measures no pace.
     """
 
     num_tokens: int = 0
     seconds: float = 0.0
+    has_dear_masks: bool = False
 
     def __add__(self, other: ReadingTime) -> ReadingTime:
-        return ReadingTime(self.num_tokens + other.num_tokens, self.seconds + other.seconds)
+        return ReadingTime(
+            self.num_tokens + other.num_tokens,
+            self.seconds + other.seconds,
+            self.has_dear_masks or other.has_dear_masks,
+        )
 
 
 NOTHING_READ = ReadingTime()
+DEAR_MASKS = ReadingTime(has_dear_masks=True)
 
 Outcome = Sequence[Expansion] | ForerunError
 """The result of a draft step: its expansions, or the error that ended drafting."""

@@ -6,6 +6,8 @@ Guarantees for each session:
   rest goes to the first in line, and the session with the most rows moves to the end.
 - **Short waits for prompts.** While another session has a text, a batch of a prompt takes at most
   `BATCH_TIME` by measurement. Prompts get a third of the time, and all time without requested rows.
+- **Short waits for masks.** While several sessions have a text, sessions with expensive masks share 5 % of
+  the time, one row a turn (`MaskTime`).
 - **Isolated failures.** A batch that llama.cpp refuses is undone. Each of its sessions then tries alone:
   first without its branches, then with an empty KV, then it fails.
 
@@ -28,8 +30,10 @@ from operator import itemgetter
 from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.estimators import WidthTimes
 from common.llama.runtime import NO_KV_SLOT, LlamaRuntime
+from common.mask_time import MaskCost, MaskTime
 from common.sampling import SamplingParams
 from edge_client.core.effects import (
+    DEAR_MASKS,
     NOTHING_READ,
     DraftRow,
     Expansion,
@@ -89,6 +93,12 @@ class GroupMember:
     released_at: int = 0  # turn; the first released is the first forgotten
     num_rows: int = 0  # draft rows evaluated for it so far
     reading: ReadingTime = NOTHING_READ  # in the draft step under way
+    grammar: str = ""  # of its text
+    masks: MaskCost = field(default_factory=MaskCost)  # kept by `MaskTime`
+
+    @property
+    def tenant(self) -> str:
+        return str(self.index)
 
     def forget(self) -> None:
         """Drop the draft step."""
@@ -128,7 +138,7 @@ class DraftGroup:
         self._runtime = runtime
         self._sequences = Sequences(runtime, size, runtime.n_seq_max)
         self.members = tuple(
-            GroupMember(index, LlamaSession(runtime, self._sequences, index, num_candidates))
+            GroupMember(index, LlamaSession(runtime, self._sequences, index, num_candidates, clock))
             for index in range(size)
         )
         self._line = list(self.members)  # the longest wait first
@@ -140,6 +150,7 @@ class DraftGroup:
         self._num_releases = 0
         self.parked: tuple[ParkedText, ...] = ()  # the first parked is the first forgotten
         self._answers: list[MemberAnswer] = []
+        self._mask_time = MaskTime()
         self._is_full_told = False  # a text has not fitted, and the log says so
 
     @property
@@ -152,9 +163,14 @@ class DraftGroup:
         """Return the seconds until `turn` has work without an input; None: it never has."""
         if not self.has_work:
             return None
-        if self._answers or self._drafters or not self._owes_time:
+        now = self._clock()
+        drafters, masks_at = self._let_in(now)
+        if self._answers or drafters:
             return 0.0
-        return max(0.0, self._answered_at + ASKS_AGAIN - self._clock())
+        waits = [] if masks_at is None else [masks_at]
+        if any(member.todo and self._must_read(member) for member in self.members):
+            waits.append(self._answered_at + ASKS_AGAIN if self._owes_time else now)
+        return max(0.0, min(waits) - now)
 
     def begin(self, index: int, start: StartDrafter) -> None:
         """Begin a member's new text. A failure is the answer to its first draft step."""
@@ -163,6 +179,8 @@ class DraftGroup:
         if self._kept != [member] or 2 * session.num_common(start.tokens) < session.num_held:
             self._park_kept()
         member.failure, member.is_drafting = None, True
+        member.grammar = start.sampling.grammar
+        self._mask_time.begin(member)
         try:
             session.begin(start.tokens, start.tip, start.sampling, start.plain, start.generated)
         except ForerunError as error:
@@ -250,14 +268,15 @@ class DraftGroup:
 
     def _fill_plan(self, plan: BatchPlan) -> list[BatchSlice]:
         """Fill the plan: draft rows first, then pieces of prompts."""
-        drafters = self._drafters
+        drafters, _ = self._let_in(self._clock())
         readers = [member for member in self._line if member.todo and self._must_read(member)]
         suspects = [member for member in (*drafters, *readers) if member.is_suspect]
         if suspects:
             drafters = [member for member in drafters if member is suspects[0]]
             readers = [member for member in readers if member is suspects[0]]
         slices: list[BatchSlice] = []
-        rows = fair_shares([min(len(each.todo), each.limit) for each in drafters], self._runtime.max_rows)
+        most = [1 if self._is_held_back(each) else min(len(each.todo), each.limit) for each in drafters]
+        rows = fair_shares(most, self._runtime.max_rows)
         for member, share in zip(drafters, rows, strict=True):
             if not share:
                 continue
@@ -269,6 +288,8 @@ class DraftGroup:
                 if not slices:  # other members of this turn took no room
                     self._strike(member, surprise)
                 continue
+            if self._is_held_back(member):
+                member.reading += DEAR_MASKS
             slices.append(BatchSlice(member, start, len(plan.tokens)))
         if readers:
             tokens = fair_shares([each.session.num_missing for each in readers], self._room_to_read(plan))
@@ -298,10 +319,14 @@ class DraftGroup:
         """Tell whether several sessions have a text now."""
         return sum(member.is_drafting for member in self.members) > 1
 
-    @property
-    def _drafters(self) -> list[GroupMember]:
-        """Return the members whose rows can be evaluated now, the longest wait first."""
-        return [member for member in self._line if member.todo and not self._must_read(member)]
+    def _is_held_back(self, member: GroupMember) -> bool:
+        """Tell whether the member's masks would delay others."""
+        return member.masks.dear and self._is_shared
+
+    def _let_in(self, now: float) -> tuple[list[GroupMember], float | None]:
+        """Return the members to serve, and the time at which the masks of others may go on."""
+        drafters = [member for member in self._line if member.todo and not self._must_read(member)]
+        return self._mask_time.let_in(drafters, now) if self._is_shared else (drafters, None)
 
     @property
     def _owes_time(self) -> bool:
@@ -335,13 +360,18 @@ class DraftGroup:
         if len(logits) != num_outputs:
             self._undo(plan, slices, EngineSurprise("llama.cpp gave no logits"))
             return
-        first = 0
+        first, costs = 0, dict[int, float]()
         for part in slices:
             nodes, outputs = plan.nodes[part.start : part.stop], plan.outputs[part.start : part.stop]
             part.member.session.settle(nodes)
             ranked = [node for node, output in zip(nodes, outputs, strict=True) if node and output]
             self._serve(part.member, logits[first : first + len(ranked)], ranked)
+            if ranked and part.member.grammar and self._is_shared:
+                costs[part.member.index] = part.member.session.mask_time
             first += len(ranked)
+        if costs:
+            now = self._clock()
+            self._mask_time.note(dict(enumerate(self.members)), costs, now, now - began)
 
     def _book(self, plan: BatchPlan, slices: list[BatchSlice], took: float) -> None:
         """Record a batch's time and the time that its reading owes to drafting sessions."""

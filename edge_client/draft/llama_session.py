@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,11 @@ class LlamaSession:
         sequences: Sequences,
         trunk: int,
         num_candidates: int = 5,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_resyncs = 0
+        self.mask_time = 0.0  # seconds of the latest `rank` that made masks
+        self._clock = clock
         self._runtime = runtime
         self._ranker = Ranker(runtime.num_vocab, num_candidates)
         self._sequences = sequences
@@ -251,7 +255,9 @@ class LlamaSession:
 
     def rank(self, logits: Logits, nodes: Sequence[DraftNode]) -> None:
         """Set nodes' expansions, empty after a break of the grammar. Overwrites `logits`."""
+        began = self._clock()
         broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes)
+        self.mask_time = self._clock() - began
         expansions = self._ranker.rank(logits, nodes, self._tokens)
         for node, expansion in zip(nodes, expansions, strict=True):
             node.expansion = expansion

@@ -10,9 +10,9 @@ import pytest
 from cloud_verifier.core.admission import Caller
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetInfo
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.mask_time import SHARE, TRY_EVERY
 from cloud_verifier.core.quotas import Quota, Quotas
 from cloud_verifier.core.scheduler import VerifyScheduler
+from common.mask_time import SHARE, TRY_EVERY
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 

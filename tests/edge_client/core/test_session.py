@@ -35,6 +35,7 @@ from common.suffix_index import GrowingIndex
 from common.tree import Node
 from edge_client.core.draft_times import ENOUGH, DraftTimes
 from edge_client.core.effects import (
+    DEAR_MASKS,
     NOTHING_READ,
     ChangeMode,
     Connect,
@@ -486,6 +487,15 @@ def test_reading_is_no_part_of_a_draft_steps_pace() -> None:
     assert session.stats.read == 500
     draft(session, (5,), 30.007)
     assert pace.rows.predict(1) == pytest.approx(0.007, rel=0.01)
+
+
+def test_a_step_with_dear_masks_is_no_sample_of_the_pace() -> None:
+    session = opened(chain())
+    for at in (1.007, 1.014):
+        draft(session, (5,), at)
+    usual = session.view.pace.rows.predict(1)
+    draft(session, (5,), 1.414, DEAR_MASKS)
+    assert session.view.pace.rows.predict(1) == usual
 
 
 def test_a_first_step_after_a_rest_is_no_sample_of_the_pace() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.llama.runtime import ByteArray, LlamaRuntime
+from common.mask_time import SHARE
 from edge_client.core.effects import DraftRow, Expansion, Reroot
 from edge_client.draft.group import (
     ALONE,
@@ -150,6 +154,18 @@ class SlowModel:
         return self.now
 
 
+@dataclass
+class DearMatcher:
+    """Allows every token, and takes 20 ms for each mask."""
+
+    clock: SlowModel
+    width: int
+
+    def allowed(self, path: NDArray[np.int32]) -> NDArray[np.bool_]:
+        self.clock.now += 0.020
+        return np.ones(self.width, np.bool_)
+
+
 def drafters(group: DraftGroup) -> list[MemberDrafter]:
     """Its members; they keep answers in one place, as any of them may take a turn."""
     answers: dict[int, MemberAnswer] = {}
@@ -235,6 +251,69 @@ def test_a_long_prompt_holds_nobody_up(runtime: LlamaRuntime, monkeypatch: pytes
         quick.paths, quick.tokens = {}, {}
         steps += 1
     assert steps * 0.010 >= 0.6 * (clock.now - began)
+
+
+@pytest.mark.parametrize("grammars", ["one", "another each"])
+def test_dear_masks_of_others_leave_a_session_its_pace(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, grammars: str
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.003)
+    group = group_on(runtime, 5, clock)
+    monkeypatch.setattr(runtime.grammars, "matcher", lambda grammar: DearMatcher(clock, runtime.num_vocab))
+    plain, *dear = drafters(group)
+    for drafter in (plain, *dear):
+        grammar = "" if drafter is plain else "dear" if grammars == "one" else f"dear {drafter.index}"
+        drafter.start([1, 2, 3], 0, replace(GREEDY, grammar=grammar))
+        group.ask(drafter.index, [DraftRow(0, None, 3, 2)])
+    number, times, answered = 0, list[float](), set[int]()
+    while clock.now < 10.0:
+        for member in group.members:
+            if member.asked is None:
+                rows = 1 if member.index == plain.index else 4
+                group.reroot(member.index, Reroot((), tuple(range(max(1, number - 40), number + 1))))
+                ids = range(number + 1, number + 1 + rows)
+                number += rows
+                group.ask(member.index, [DraftRow(each, 0, each % 300, 3) for each in ids])
+        began = clock.now
+        answers = group.turn()
+        assert plain.index in [answer.member for answer in answers], "it never waits for a turn"
+        answered |= {answer.member for answer in answers if answer.reading.has_dear_masks}
+        times.append(clock.now - began)
+    assert sum(time > 0.010 for time in times) <= 0.05 * len(times)
+    assert sum(time - 0.003 for time in times) <= (SHARE + 0.02) * clock.now
+    assert answered == {drafter.index for drafter in dear}, "they wait, and they do get on"
+
+    group.release(plain.index)
+    turns, began = 0, clock.now
+    while clock.now < began + 2.0:
+        turns += 1
+        group.turn()
+        clock.now += group.pause or 0.0
+        for drafter in dear:
+            if group.members[drafter.index].asked is None:
+                number += 1
+                group.ask(drafter.index, [DraftRow(number, 0, number % 300, 3)])
+    assert turns < 20, "between two of them nothing is to be done"
+
+
+def test_dear_masks_of_a_lone_session_wait_for_nothing(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SlowModel(runtime, monkeypatch, per_token=0.003)
+    group = group_on(runtime, 2, clock)
+    monkeypatch.setattr(runtime.grammars, "matcher", lambda grammar: DearMatcher(clock, runtime.num_vocab))
+    (lone, other) = drafters(group)
+    lone.start([1, 2, 3], 0, replace(GREEDY, grammar="dear"))
+    for first in range(0, 40, 4):
+        rows = [DraftRow(0, None, 3, 2)] if not first else []
+        group.ask(lone.index, rows or [DraftRow(first + each, 0, first + each, 3) for each in range(4)])
+        assert group.pause == 0.0
+        (answer,) = group.turn()
+        assert not answer.reading.has_dear_masks
+    other.start([1, 2, 3], 0, GREEDY)
+    group.ask(lone.index, [DraftRow(50, 0, 50, 3)])
+    group.ask(other.index, [DraftRow(0, None, 3, 2)])
+    assert {answer.member for answer in group.turn()} == {lone.index, other.index}, "no debt"
 
 
 def test_reading_uses_the_time_in_which_nobody_drafts(

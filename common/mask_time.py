@@ -1,9 +1,9 @@
 """Limit the time that grammar masks take in steps, by delaying texts with expensive masks.
 
-All texts of a target's step wait while masks are made. A usual mask takes a tenth of a millisecond, but a
-hostile grammar can need 20 ms for each, which would add up in every step. So a step has at most one text with
-expensive ("dear") masks, with one row only. All such texts together take at most `SHARE` of the time. Their
-content does not change; they come later.
+All texts of a target's step, or of a draft model's turn, wait while masks are made. A usual mask takes a
+tenth of a millisecond, but a hostile grammar can need 20 ms for each, which would add up in every step. So a
+step has at most one text with expensive ("dear") masks, with one row only. All such texts together take at
+most `SHARE` of the time. Their content does not change; they come later.
 """
 
 from __future__ import annotations
