@@ -32,6 +32,7 @@ COMMANDS = {
     "judge": "training.judge",
     "index": "schemes.drafters.command",
     "link": "forerun.commands.simulate:add_link",
+    "certs": "forerun.commands.certs",
     "record": "training.record",
     "fit": "training.fit",
     "simulate": "forerun.commands.simulate",

@@ -1,4 +1,4 @@
-"""What only a clone can: `python -m lab bench`, and `certs` for trials of TLS and tokens."""
+"""What only a clone can: `python -m lab bench`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from forerun.cli import build_parser, run
 
-COMMANDS = {"bench": "lab.bench.capacity", "certs": "lab.tools.certs"}
+COMMANDS = {"bench": "lab.bench.capacity"}
 """Maps a command's name to its module."""
 
 

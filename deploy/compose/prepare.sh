@@ -1,13 +1,13 @@
 #!/bin/sh
 # What deploy/compose.yaml needs before its first start: certificates of a month, the edge's token, and who is to run
-# it all. Needs a Python with this clone's `forerun[verifier]` (or PYTHON=/path/to/python); a second run changes nothing.
+# it all. Run from a clone with `forerun` installed (or FORERUN=/path/to/forerun); a second run changes nothing.
 set -eu
 cd "$(dirname "$0")"
 
 if [ ! -d certs ]; then
 	# One certificate for the three that are asked for by name: verifier, broker and the edge's API.
-	(cd ../.. && ${PYTHON:-python3} -m lab certs dev --out deploy/compose/certs --days 30 --tenant demo --device edge \
-		--name verifier,broker,edge,localhost,127.0.0.1)
+	${FORERUN:-forerun} certs dev --out certs --days 30 --tenant demo --device edge \
+		--name verifier,broker,edge,localhost,127.0.0.1
 fi
 if [ ! -s certs/edge-token ]; then
 	(umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >certs/edge-token)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forerun.cli import build_parser
+from forerun.cli import build_parser, main
 from forerun.commands.verify import check, config_of
-from lab.__main__ import main
 from lab.tools.chart import CHART, ROOT, overlays, rendered
 from tests.deploy.rules import RULES, View, checked
 
@@ -65,7 +64,7 @@ def test_versions_are_the_projects() -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `python -m lab certs dev` makes, by the names of the cluster's files."""
+    """What `forerun certs dev` makes, by the names of the cluster's files."""
     folder = tmp_path_factory.mktemp("certs") / "tls"
     assert main(["certs", "dev", "--out", str(folder), "--name", "localhost", "--tenant", "a"]) == 0
     return folder

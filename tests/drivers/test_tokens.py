@@ -24,10 +24,10 @@ from edge_client.core.effects import Fallback
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.verifiers import Verifiers
+from forerun.commands.certs import TokenKey, as_json
 from forerun.commands.verifier_table import as_json as top_json
 from forerun.commands.verifier_table import table
 from forerun.log_format import FORMATS, writing
-from lab.tools.certs import TokenKey, as_json
 from tests.support.call import Call
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, generation

@@ -1,4 +1,4 @@
-"""Makes certificates and tokens for trials, `python -m lab certs`: a short-lived CA and a key for tokens.
+"""Makes certificates and tokens for trials, `forerun certs`: a short-lived CA and a key for tokens.
 
 A cluster uses cert-manager and a fleet an identity provider; a trial needs neither.
 """
@@ -40,18 +40,18 @@ Make all files that a trial of TLS needs, in a new folder:
   tls.crt, tls.key          the verifier's certificate and key
   TENANT-DEVICE.crt, .key   one pair for each device; its URI names tenant and device
   token-keys.json           the public key of tokens (--token-keys)
-  token-signing.key         its private half, for `python -m lab certs token`
+  token-signing.key         its private half, for `forerun certs token`
 
 These are for trials only. A stolen device key stays valid until its certificate ends, or until a verifier's
 --denied file names it.
 
-  python -m lab certs dev --out certs --name localhost,127.0.0.1 --tenant acme --device d1,d2"""
+  forerun certs dev --out certs --name localhost,127.0.0.1 --tenant acme --device d1,d2"""
 
 TOKEN = """\
-Sign a token with the key that `python -m lab certs dev` made, and print it. This is for trials; in
+Sign a token with the key that `forerun certs dev` made, and print it. This is for trials; in
 production an identity provider makes tokens.
 
-  python -m lab certs token --key certs/token-signing.key --tenant acme --audience forerun > token"""  # noqa: S105
+  forerun certs token --key certs/token-signing.key --tenant acme --audience forerun > token"""  # noqa: S105
 
 
 WORDS = "Forerun, for trying out"
@@ -161,12 +161,10 @@ class TokenKey:
             key = serialization.load_pem_private_key(self.pem, None)
         except (ValueError, TypeError) as error:
             raise UserError(
-                "the key is no private key in PEM; `python -m lab certs dev` makes one for tokens"
+                "the key is no private key in PEM; `forerun certs dev` makes one for tokens"
             ) from error
         if not isinstance(key, ed25519.Ed25519PrivateKey):
-            raise UserError(
-                "the key is not of the kind Ed25519; `python -m lab certs dev` makes one for tokens"
-            )
+            raise UserError("the key is not of the kind Ed25519; `forerun certs dev` makes one for tokens")
         return key
 
 
@@ -257,7 +255,7 @@ class DevOptions:
 class TokenOptions:
     """Declares the claims of a token. Raises `UserError`."""
 
-    key: Path = setting(REQUIRED, "token-signing.key of `python -m lab certs dev`", "FILE")
+    key: Path = setting(REQUIRED, "token-signing.key of `forerun certs dev`", "FILE")
     tenant: str = setting(REQUIRED, "tenant of the device", "T")
     device: str = setting("", "the token's subject (default: none)", "D")
     audience: str = setting(REQUIRED, "audience, as the verifier's --token-audience", "WHO")

@@ -1,4 +1,4 @@
-"""Laws of `python -m lab certs`: what it makes is of use for a trial, secret where it must be, and never
+"""Laws of `forerun certs`: what it makes is of use for a trial, secret where it must be, and never
 overwritten."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.__main__ import main
+from forerun.cli import main
 from tests import wording
 
 pytest.importorskip("jwt")
