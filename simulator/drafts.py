@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from common.calibration import LEAST_MISS, MOST_MISS, SHIPPED, BetaPrior, Confidence, Prior
+from common.calibration import SHIPPED, BetaPrior, Confidence, Prior
 from common.errors import UserError
 from simulator.events import Draws
 from simulator.knowledge import (
@@ -68,14 +68,14 @@ class ReplayedTexts:
 
     `name` and a digest of the contents represent it in `repr`. `candidates` and `truths` are parallel;
     `starts` is where each text begins in them. `written` are the same two with the recorded ids
-    in place of ranks, if there are any.
+    in place of ranks.
     """
 
     def __init__(
         self,
         name: str,
         texts: Sequence[Sequence[tuple[tuple[float, ...], int | None]]],
-        written: tuple[list[Candidates], list[int]] | None = None,
+        written: tuple[list[Candidates], list[int]],
     ) -> None:
         """`texts`: of each position the scores of the candidates in nats, best first, and the target's rank
         among them, from 1, or None. No text is empty. Candidates beyond `NUM_CANDIDATES` are dropped."""
@@ -127,10 +127,8 @@ class ReplayedDraft:
         return ReplayedKnowledge(replay.truths, replay.candidates, shift, draws)
 
     def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
-        """Return the same knowledge for readers that look up tokens, as recorded where ids were recorded."""
+        """Return the same knowledge for readers that look up tokens, with the recorded ids."""
         replay = self.replay
-        if replay.written is None:
-            return Unlike(self.session(draws, place, first), draws)
         candidates, tokens = replay.written
         return ReplayedKnowledge(tokens, candidates, replay.starts[place % len(replay.starts)] - first, draws)
 
@@ -149,15 +147,3 @@ def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
     tokens = [token for text in recording.texts for token in text.tokens]
     replay = ReplayedTexts(name, texts, (candidates, tokens))
     return ReplayedDraft(replay, SHIPPED.at(recording.header.temperature))
-
-
-def logged_draft(name: str, lengths: Sequence[Sequence[int]]) -> ReplayedDraft:
-    """Return the draft of a log of accepted lengths: the token after p is its best iff lengths[p] > 1.
-
-    A text begins below its first output token, which the log does not cover. The draft has one candidate,
-    since the log knows no runner-up, and no confidence: the prior promises it the log's hit rate everywhere.
-    """
-    texts = [[((0.0,), 1 if length > 1 else None) for length in text] for text in lengths]
-    replay = ReplayedTexts(name, texts)
-    miss = min(max(1.0 - replay.hit_rate, LEAST_MISS), MOST_MISS)
-    return ReplayedDraft(replay, Prior(Confidence(sharpness=1.0, miss=miss), KNOWN, KNOWN))

@@ -89,12 +89,6 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent, method="inverted_cdf")) if len(values) else None
 
 
-def jain(values: Sequence[float]) -> float | None:
-    """Return Jain's index (Jain, Chiu and Hawe 1984): 1 is fair, 1 / n is all for one; None if all are 0."""
-    squares = len(values) * sum(value * value for value in values)
-    return round(sum(values) ** 2 / squares, 4) if squares else None
-
-
 def as_json(result: Figures) -> dict[str, Any]:
     """Return the figures with their shared keys, each `rounded`."""
     return {

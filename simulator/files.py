@@ -33,11 +33,11 @@ from common.errors import UserError
 from common.offers import offered
 from simulator.arrivals import Arrivals, Poisson, Window, read_arrivals
 from simulator.documents import read_text
-from simulator.drafts import BetaDraft, Draft, logged_draft, recorded_draft
+from simulator.drafts import BetaDraft, Draft, recorded_draft
 from simulator.heads import HeadsSpec
 from simulator.link_spec import Handovers, LinkSpec, Outage, Trace, read_schedule, read_trace
 from simulator.profiles import profile
-from simulator.recordings import read_lengths, read_recording
+from simulator.recordings import read_recording
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, SYNC_BEST, check_scheme
 from simulator.world import (
     NEAREST,
@@ -129,7 +129,6 @@ ROW_TABLE = "step_ms_by_rows"
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
 DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
-REPLAYS = ("recording", "lengths", "lengths_key")
 TOP: dict[str, Field] = {
     name: (name, int, 1) for name in ("tokens", "prompt_tokens", "clients", "seed", "repeats")
 }
@@ -198,7 +197,7 @@ def experiment_from(document: Any, folder: Path = Path()) -> Experiment:
     refuse_unknown("a world", document, [*TOP, *TABLES, *tables, "verifiers", "association", "schemes"])
     top = read_fields("", document, TOP)
     repeats = top.pop("repeats", 20)
-    draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=REPLAYS), folder)
+    draft, draft_ms, target_ms = _draft(_table(document, "draft", extra=("recording",)), folder)
     device = _table(document, "device", (*DEVICE_TABLES, "small"))
     verifier = _table(document, "verifier", ("step_changes", "heads", ROW_TABLE))
     by_number: dict[str, Any] = {
@@ -422,22 +421,14 @@ def _trace(link: dict[str, Any], folder: Path) -> Trace | None:
 def _draft(table: dict[str, Any], folder: Path) -> tuple[Draft, Mapping[int, float], Mapping[int, float]]:
     """Drawn, or replayed from a file that is sought from `folder`; and the file's step times of draft and
     target, milliseconds by rows; empty where none were recorded."""
-    names = {key: table[key] for key in REPLAYS if key in table}
-    if not names:
+    if "recording" not in table:
         return BetaDraft(**read_fields("draft.", table, DRAFT)), {}, {}
-    for key, value in names.items():
-        _text(f"draft.{key}", value)
-    if len(table) > len(names) or names.keys() not in ({"recording"}, {"lengths", "lengths_key"}):
-        raise UserError(
-            f"[draft] has {', '.join(table)}; it may have recording alone, lengths and lengths_key, or "
-            "neither"
-        )
-    if "recording" in names:
-        recording = read_recording(folder / names["recording"])
-        header = recording.header
-        return recorded_draft(names["recording"], recording), header.draft_step_ms, header.target_step_ms
-    lengths = read_lengths(folder / names["lengths"], names["lengths_key"])
-    return logged_draft(names["lengths"], lengths), {}, {}
+    if len(table) > 1:
+        raise UserError(f"[draft] has {', '.join(table)}; a recording stands alone")
+    name = _text("draft.recording", table["recording"])
+    recording = read_recording(folder / name)
+    header = recording.header
+    return recorded_draft(name, recording), header.draft_step_ms, header.target_step_ms
 
 
 def _schemes(value: Any) -> tuple[str, ...]:

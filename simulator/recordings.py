@@ -1,4 +1,4 @@
-"""Reads what real models did, for replay: recordings by `forerun record`, and logs of accepted lengths.
+"""Reads what real models did, for replay: recordings by `forerun record`.
 
 A recording is JSON lines in UTF-8. The first line is the header:
 
@@ -14,9 +14,6 @@ Each further line is one text that the target wrote, its lists with one entry pe
 `candidates` are the token ids that the draft ranked, best first, `scores` theirs in nats (logits and shared
 noise), and `ranks` the place of the target's token among them: 1 is the draft's best, null none of them.
 Lists of candidates are empty where the draft has none.
-
-A log of accepted lengths holds no tokens. Entry p of a text's array is the number of tokens, the server's own
-included, that a draft starting below output token p yields.
 """
 
 from __future__ import annotations
@@ -91,11 +88,6 @@ def read_recording(path: Path) -> Recording:
     if not rest:
         raise UserError(f"the recording {path} has a header and no text")
     return Recording(header, tuple(_text(line) for line in rest))
-
-
-def read_lengths(path: Path, key: str) -> tuple[tuple[int, ...], ...]:
-    """Read the array under the dotted `key` of each line. Raises `UserError` that names file and line."""
-    return tuple(_lengths(line, key) for line in _lines("the log of lengths", path))
 
 
 # Lines ----------------------------------------------------------------------------------------------------
@@ -217,17 +209,6 @@ def _check_position(line: _Line, place: int, token: Any, ids: Any, scores: Any, 
     if rank != right or isinstance(rank, bool):
         expected = "null" if right is None else right
         raise line.fail(f"{where} has rank {_shown(rank)}; by its token and candidates it is {expected}")
-
-
-def _lengths(line: _Line, key: str) -> tuple[int, ...]:
-    lengths = line.column(key)
-    for place, length in enumerate(lengths):
-        if not _is_whole(length) or length < 1:
-            raise line.fail(
-                f"has the length {_shown(length)} at place {place} (from 0) of {key}; a whole number of 1 or "
-                "more was expected, since the server's own token counts"
-            )
-    return tuple(lengths)
 
 
 def _is_whole(value: object) -> bool:

@@ -22,7 +22,6 @@ from forerun import demo_pair, terminal
 from forerun.prompts import bundled
 from forerun.rig import check_models
 from forerun.terminal import note
-from lab.bench import daemon
 from lab.bench.figures import Figures, load_figures, medians, ratio
 from lab.bench.formula import FORMULA, formula_text
 from lab.bench.load import (
@@ -285,11 +284,10 @@ another, and gRPC connects them over the loopback interface. lab/docs/capacity.m
 
 def add_parser(commands: Any) -> None:
     """Add `bench` and its parts."""
-    words = "load a verifier or the daemon and measure it"
+    words = "load a verifier and measure it"
     parser = add_command(commands, "bench", words, description=BENCH)
     actions = parser.add_subparsers(dest="action", required=True, metavar="PART")
     add_command(actions, "capacity", "tokens per second by number of sessions", run, Plan, DESCRIPTION)
-    daemon.add_parser(actions)
 
 
 def run(plan: Plan) -> int:

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.calibration import promised
 from common.errors import LocalError, UserError
-from simulator.drafts import ReplayedDraft, ReplayedTexts, logged_draft, recorded_draft
+from simulator.drafts import ReplayedDraft, ReplayedTexts, recorded_draft
 from simulator.events import Draws
 from simulator.figures import SessionResult
 from simulator.files import Experiment, experiment_from, read_experiment
@@ -23,7 +22,6 @@ from simulator.recordings import (
     RecordedText,
     Recording,
     RecordingHeader,
-    read_lengths,
     read_recording,
     write_recording,
 )
@@ -176,7 +174,7 @@ def test_a_session_takes_its_text_and_then_the_next_one() -> None:
 
 def test_candidates_are_the_recorded_ones_on_the_path_and_drawn_by_name_off_it() -> None:
     texts = [[((5.0 + place, 1.0), 1) for place in range(50)]]
-    draft = ReplayedDraft(ReplayedTexts("fifty", texts))
+    draft = ReplayedDraft(ReplayedTexts("fifty", texts, ([], [])))
     knowledge = draft.session(Draws(3), 0, 64)
     assert knowledge.candidates(64 + 7) == ((BEST, BEST + 1), (12.0, 1.0))
     drawn = [knowledge.candidates_off_path(node, 70) for node in range(30)]
@@ -247,57 +245,13 @@ def test_a_sweep_knows_its_recording_by_name_and_contents(tmp_path: Path) -> Non
         Sweep(experiment, {"mean": (0.5,)})
 
 
-# Logs of accepted lengths -----------------------------------------------------------------------------
-
-LENGTHS = [[3, 2, 1, 1, 4, 3, 2, 1], [1, 2, 1]]
-
-
-def test_a_sync_run_over_a_log_commits_the_lengths_it_tells() -> None:
-    result = sync_run(logged_draft("log", LENGTHS), tokens=8, block=8)
-    assert [result.arrivals.count(when) for when in dict.fromkeys(result.arrivals)] == [3, 1, 4]
-    capped = sync_run(logged_draft("log", LENGTHS), tokens=8, block=2)
-    assert [capped.arrivals.count(when) for when in dict.fromkeys(capped.arrivals)] == [3, 1, 3, 1]
-
-
-def test_a_log_promises_its_own_hit_rate_everywhere() -> None:
-    draft = logged_draft("log", LENGTHS)
-    assert draft.mean == pytest.approx(6 / 11)
-    tokens, scores = draft.session(Draws(1)).candidates(5)
-    assert tokens == (BEST,)
-    assert draft.prior.confidence.miss == pytest.approx(5 / 11)
-    assert promised(draft.prior.confidence, scores) == [pytest.approx(-0.606, abs=1e-3)]
-    assert logged_draft("never", [[1, 1]]).prior.confidence.miss < 1
-    assert logged_draft("always", [[2, 2]]).prior.confidence.miss > 0
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"a": {"b": [2]}}\n{"a": 3}', "line 2, has no 'a.b': where 'b' was expected it has 3"),
-        ('{"a": {"c": [2]}}', "line 1, has no 'a.b': where 'b' was expected it has c"),
-        ('{"a": {"b": 3}}', "line 1, has a.b 3; a list with at least one entry"),
-        ('{"a": {"b": []}}', r"line 1, has a.b \[\]; a list with at least one entry"),
-        ('{"a": {"b": [2, -1]}}', "line 1, has the length -1 at place 1 .* a whole number of 1 or more"),
-        ('{"a": {"b": [1.5]}}', "the length 1.5 at place 0"),
-    ],
-)
-def test_a_log_that_is_none_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=message):
-        read_lengths(path, "a.b")
-
-
 # Worlds -----------------------------------------------------------------------------------------------
 
 
-def test_a_world_names_its_recording_or_log_beside_it(tmp_path: Path) -> None:
+def test_a_world_names_its_recording_beside_it(tmp_path: Path) -> None:
     write_recording(tmp_path / "a.jsonl", SHORT)
-    (tmp_path / "log.jsonl").write_text('{"a": {"b": [2, 1]}}\n', encoding="utf-8")
     world = tmp_path / "w.toml"
     world.write_text('[draft]\nrecording = "a.jsonl"\n', encoding="utf-8")
     draft = read_experiment(world).world.draft
     assert isinstance(draft, ReplayedDraft)
     assert truths(draft, 1, 3) == [3, 1, 1]
-    world.write_text('[draft]\nlengths = "log.jsonl"\nlengths_key = "a.b"\n', encoding="utf-8")
-    assert read_experiment(world).world.draft.mean == 0.5

@@ -44,7 +44,6 @@ CAPACITY, DEV = "bench capacity --target formula --drafts off", "certs dev --out
         f"{CAPACITY} --rounds 0",
         f"{CAPACITY} recorded",
         f"{CAPACITY} --policy x",
-        "bench daemon --clients 0",
         f"{DEV} --days 400",
         f"{DEV} --tenant a/b",
         f"{DEV} --device d1,",
