@@ -10,6 +10,7 @@ from forerun.cli import main
 from tests.support.refusals import refuse
 
 VERIFY, RECORD = "verify --model none", "record --out a.jsonl"
+DEV = "certs dev --out out --name localhost"
 
 REFUSED = f"""
 {VERIFY} --threads -1
@@ -31,6 +32,10 @@ REFUSED = f"""
 {VERIFY} --token-keys none.json --token-audience a
 {VERIFY} --tenant-limits none.toml
 {VERIFY} --denied none
+{DEV} --days 400
+{DEV} --tenant a/b
+{DEV} --device d1,
+{DEV} --domain 'Ex ample'
 demo --rtt -5
 demo --rtt nan
 demo --max-tokens 1

@@ -32,7 +32,7 @@ def test_a_crowd_that_cannot_be_simulated_is_refused(
     assert "…" not in told, "something ran"
 
 
-CAPACITY, DEV = "bench capacity --target formula --drafts off", "certs dev --out out --name localhost"
+CAPACITY = "bench capacity --target formula --drafts off"
 
 
 @pytest.mark.grpc
@@ -44,10 +44,6 @@ CAPACITY, DEV = "bench capacity --target formula --drafts off", "certs dev --out
         f"{CAPACITY} --rounds 0",
         f"{CAPACITY} recorded",
         f"{CAPACITY} --policy x",
-        f"{DEV} --days 400",
-        f"{DEV} --tenant a/b",
-        f"{DEV} --device d1,",
-        f"{DEV} --domain 'Ex ample'",
     ],
 )
 def test_nonsense_is_refused_before_anything_is_done(
