@@ -6,8 +6,8 @@ edge's: the same noise, the same budget of rows and the same commit walk, so the
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from cloud_verifier.core.engine_protocol import GuessPlan, GuessResult
 from cloud_verifier.core.ledger import VerifierCounters
@@ -19,7 +19,7 @@ from common.offers import offered
 GROUP = "forerun.own_drafters"
 
 
-class OwnDrafter(ABC):
+class OwnDrafter(Protocol):
     """Plans the guesses of all sessions, and learns what they win.
 
     The driver runs the plans of `VerifyScheduler.next_guess`, and then calls `on_guessed` or `on_failed`. The
@@ -27,39 +27,29 @@ class OwnDrafter(ABC):
     """
 
     beliefs: Beliefs  # about the guesses of sessions that begin
-    is_running = False
-    """Whether guesses are under way. No step begins until they have ended."""
-    is_due = False
-    """Whether a step has ended since guesses were last planned."""
-    time_spent = 0.0
-    """Seconds of guesses since the last step."""
+    is_running: bool  # guesses are under way; no step begins until they have ended
+    is_due: bool  # a step has ended since guesses were last planned
+    time_spent: float  # seconds of guesses since the last step
 
     @property
-    @abstractmethod
     def takes_turns(self) -> bool:
         """Whether the next step should wait for a plan of guesses."""
 
-    @abstractmethod
     def begin(self, session: VerifySession) -> None:
         """Prepare for the guesses of a new session."""
 
-    @abstractmethod
     def end(self, session: VerifySession) -> None:
         """Forget a session that has ended."""
 
-    @abstractmethod
     def plan(self, ready: Sequence[VerifySession], bare: float, now: float) -> GuessPlan | None:
         """Return what to guess before the next step, or None. The step's tips alone take `bare` seconds."""
 
-    @abstractmethod
     def on_guessed(self, result: GuessResult, ended_at: float) -> None:
         """Grow the trees of the sessions that are still there by the guesses, which ended at that time."""
 
-    @abstractmethod
     def on_failed(self) -> None:
         """Ask for no more guesses: the engine's drafter has failed."""
 
-    @abstractmethod
     def settle(self, parts: Sequence[StepProgress], time: float, row_price: float, has_next: bool) -> None:
         """Learn what guesses have won in a finished step.
 

@@ -53,14 +53,15 @@ class Preemption:
 
     def secure(self, ready: Sequence[VerifySession], everybody: Iterable[VerifySession]) -> bool:
         """Give each of `ready` slots for its next step, or preempt it. Return whether one was preempted."""
-        short = [session for session in ready if self._lacks(session)]
+        most = self._config.max_nodes_per_session
+        short = [each for each in ready if each.lease.spare < each.num_prefill + most]
         if not short:
             return False
         before = self.num_preempted
         short.sort(key=_age)
         victims = sorted((each for each in everybody if not each.preempted), key=_age)
         for session in short:
-            while not session.preempted and self._lacks(session):
+            while not session.preempted and session.lease.spare < session.num_prefill + most:
                 if not self._grow(session):
                     self._preempt(victims.pop() if _age(victims[-1]) > _age(session) else session)
         return self.num_preempted > before
@@ -73,9 +74,6 @@ class Preemption:
         """Readmit preempted sessions for which there is room again, the oldest first."""
         while self._waiting and self._come_back(self._waiting[0], now):
             del self._waiting[0]
-
-    def _lacks(self, session: VerifySession) -> bool:
-        return session.lease.spare < session.num_prefill + self._config.max_nodes_per_session
 
     def _grow(self, session: VerifySession) -> bool:
         count = min(GROWTH, session.num_slots_at_most - session.num_promised)

@@ -245,7 +245,7 @@ class VerifyScheduler:
         planned = self._steps.plan_ahead(
             self.sessions.values(), self.config, self.memory, self.preemption, self._batcher
         )
-        if planned and not self.tenants.charge_ahead(planned.sessions.values()):
+        if planned and self.tenants.has_rates and not self.tenants.charge_ahead(planned.sessions.values()):
             planned.give_up(self.memory)
             return None
         if planned:
@@ -256,7 +256,8 @@ class VerifyScheduler:
         """Return the slots of the planned step, which the engine will not begin."""
         if planned := self._steps.planned:
             planned.give_up(self.memory)
-            self.tenants.give_back(planned.sessions.values())
+            if self.tenants.has_rates:
+                self.tenants.give_back(planned.sessions.values())
             self._steps.planned = None
 
     def on_step_done(
@@ -295,7 +296,8 @@ class VerifyScheduler:
         time = self.budget.note_pace(parts, done.duration + time_spent)
         if self.drafter:
             self.drafter.settle(parts, time, row_price, next_began)
-        self.backoff.on_success()
+        if self.backoff.active:
+            self.backoff.on_success()
         self._unreported = done, len(self._effects)
         for part in parts:
             if part.finish:

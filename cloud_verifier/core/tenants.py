@@ -200,15 +200,12 @@ class Tenants:
 
     def charge_ahead(self, sessions: Iterable[VerifySession]) -> bool:
         """Charge a step of these sessions' tips and return True, or return False if a quota forbids it."""
-        return not self.has_rates or self.positions.take_ahead(
-            Counter(session.tenant for session in sessions)
-        )
+        return self.positions.take_ahead(Counter(session.tenant for session in sessions))
 
     def give_back(self, sessions: Iterable[VerifySession]) -> None:
         """Return what `charge_ahead` took, because the step will not run."""
-        if self.has_rates:
-            num_sessions = Counter(session.tenant for session in sessions)
-            self.positions.take({tenant: -number for tenant, number in num_sessions.items()})
+        num_sessions = Counter(session.tenant for session in sessions)
+        self.positions.take({tenant: -number for tenant, number in num_sessions.items()})
 
 
 def _cut(

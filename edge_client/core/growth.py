@@ -51,7 +51,7 @@ class Growth:
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
         self._overtaken: dict[int, int] = {}  # the token that followed each node still in draft
         self._policy = policy
-        self._judges = config.judges_guesses
+        self._judges, self._draws = config.judges_guesses, config.draws
         chances = chances or SeededChances(config.sampling.seed)
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
         self._rule = edge_rule(facts, is_coupled=not config.draws)
@@ -117,13 +117,14 @@ class Growth:
         self._overtaken.clear()
 
     def _branch(self, node: Node, expansion: Expansion) -> None:
-        expansion = self._rule.choose(expansion)
+        if self._draws:
+            expansion = self._rule.choose(expansion)
         candidates: Sequence[TokenCandidate]
         candidates = list(map(TokenCandidate, expansion.tokens, self._rule.promised(expansion)))
         for source in self._sources:
             candidates = source.weigh(node.id, candidates)
         children = self._policy.branch(self.view, node, candidates)
-        self.expansions[node.id] = self._rule.grown(expansion, len(children))
+        self.expansions[node.id] = self._rule.grown(expansion, len(children)) if self._draws else expansion
         for child in children:
             self.tree.grow(node, child.token, child.logprob)
         if self._judges:

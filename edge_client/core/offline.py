@@ -44,7 +44,7 @@ class Offline:
         self._patience = config.patience
         self._governor = governor
         self._alone_since = 0.0
-        self._due_at: float | None = None  # when patience ends
+        self.due_at: float | None = None  # when patience ends
         self._spent = 0.0  # seconds alone since the last text, the present outage excluded
         self._head: Node | None = None  # the guess's last node; None: nothing may follow it
         self._end_told = False  # the user knows that the guess is finished
@@ -53,7 +53,7 @@ class Offline:
     @property
     def timer_at(self) -> float | None:
         """The second at which the session must check again, without any input."""
-        return self._draft_at if self.active else self._due_at
+        return self._draft_at if self.active else self.due_at
 
     # Inputs -----------------------------------------------------------------------------------------------
 
@@ -63,39 +63,39 @@ class Offline:
             return
         self._alone_since = now
         spent = self._spent if self._fallback is Fallback.FAIL else 0.0
-        self._due_at = now + max(0.0, self._patience - spent)
+        self.due_at = now + max(0.0, self._patience - spent)
 
     def opened(self, now: float) -> None:
         """Note that a stream is open."""
-        if self._due_at is not None:
+        if self.due_at is not None:
             self._spent += now - self._alone_since
-            self._due_at = None
+            self.due_at = None
 
     def asks_after(self, now: float) -> float:
         """Return the seconds from a stream's opening to the probe of its verifier, in time for an answer."""
-        return math.inf if self._due_at is None or self._due_at <= now else 0.5 * (self._due_at - now)
+        return math.inf if self.due_at is None or self.due_at <= now else 0.5 * (self.due_at - now)
 
     def put_off(self, now: float, asked_at: float) -> None:
         """Put the fallback off past the next probe at `asked_at`: the verifier answers, but has not opened
         yet."""
-        if self._due_at is not None and self._patience is not None:
+        if self.due_at is not None and self._patience is not None:
             self._alone_since = now
-            self._due_at = asked_at + 0.5 * self._patience
+            self.due_at = asked_at + 0.5 * self._patience
 
     def give_up(self) -> None:
         """Stop guessing because the drafter is gone; the shown guess stays until text comes."""
-        self._patience = self._due_at = self._draft_at = None
+        self._patience = self.due_at = self._draft_at = None
         self.active = False
 
     def fails(self, now: float) -> bool:
         """Return whether the session must end now."""
-        return self._fallback is Fallback.FAIL and self._is_due(now)
+        return self._fallback is Fallback.FAIL and self.due_at is not None and now >= self.due_at
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the fallback if it is due, and show it at once, before there is a guess."""
-        if not self._is_due(now) or self._fallback is Fallback.FAIL:
+        """Begin the fallback, which is due, and show it at once, before there is a guess."""
+        if self._fallback is Fallback.FAIL:
             return []
-        self._due_at, self.is_told = None, True
+        self.due_at, self.is_told = None, True
         self.active = self._fallback is Fallback.DRAFT
         why = f"the verifier has not answered for {self.alone_for(now):.1f} s"
         if not self.active:
@@ -106,9 +106,6 @@ class Offline:
     def alone_for(self, now: float) -> float:
         """Return the seconds without a server."""
         return now - self._alone_since + (self._spent if self._fallback is Fallback.FAIL else 0.0)
-
-    def _is_due(self, now: float) -> bool:
-        return self._due_at is not None and now >= self._due_at
 
     # The target -------------------------------------------------------------------------------------------
 

@@ -537,7 +537,8 @@ class EdgeSession:
         if self._owes_guess:
             self._owes_guess = False
             self._growth.guess(beside_draft=self._is_drafting)
-        self._effects += self._offline.begin(now)
+        if (due_at := self._offline.due_at) is not None and now >= due_at:
+            self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
             self._effects += self._offline.extend(self.view, self._growth.expansions, confidence)
@@ -548,7 +549,7 @@ class EdgeSession:
             self._expand(now)
         if waits and not self._drafting:
             self._send(now)  # nodes wait only for a draft step under way
-        if self._must_nudge():
+        if not self.policy.fill and self._must_nudge():
             self._outgoing.nudged = True
             self._propose([], now)
         if not self._offline.is_told and self._own_standing is not self._standing:
@@ -596,7 +597,7 @@ class EdgeSession:
     def _must_nudge(self) -> bool:
         """Return whether an empty Propose must keep the text going, without fill and drafts."""
         quiet = not self._drafting and not self._outgoing.nudged and not self.view.num_sent
-        return quiet and self.view.stream_up and not self.policy.fill
+        return quiet and self.view.stream_up
 
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
         governed = self._governed if self._drafter_ok else None

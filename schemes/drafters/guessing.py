@@ -15,7 +15,6 @@ from typing import NamedTuple
 from cloud_verifier.core.draft_account import new_pace
 from cloud_verifier.core.engine_protocol import Followers, GuessItem, GuessPlan, GuessResult
 from cloud_verifier.core.ledger import VerifierCounters
-from cloud_verifier.core.own_drafter import OwnDrafter
 from cloud_verifier.core.sources import VerifierSource
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.calibration import Beliefs, Calibration, promised
@@ -284,8 +283,11 @@ class BestDepth(NamedTuple):
 NO_GUESSES = BestDepth(0, 0.0)
 
 
-class Guessing(OwnDrafter):
-    """Plans guesses where they pay. Args: depth, most levels of the drafter; counters, of guesses."""
+class Guessing:
+    """Plans guesses where they pay (an `OwnDrafter`).
+
+    Args: depth, most levels of the drafter; counters, of guesses.
+    """
 
     def __init__(self, depth: int, counters: VerifierCounters) -> None:
         self.depth = depth
@@ -293,6 +295,8 @@ class Guessing(OwnDrafter):
         self.wins = Wins(depth)
         self.beliefs = Beliefs()
         self.own: dict[int, OwnGuesses] = {}  # by key of each open session that may get guesses
+        self.is_running = self.is_due = False
+        self.time_spent = 0.0
         self._counters = counters
         self._running: GuessedTime | None = None
         self._quiet = 0  # steps since guesses were last asked for
