@@ -232,9 +232,25 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         try:
             self._worker.charge_stream(key)
             async for request in requests:
-                await self._take_request(key, request, opened, framing, pace)
-                del request  # free it while waiting for the next one
+                check_padding(request)
+                kind = request.WhichOneof("message")
+                body = None if kind is None else getattr(request, kind)
+                self._worker.monitor.note_received(key, body, request.ByteSize())
+                if wait := pace.take(asyncio.get_running_loop().time()):
+                    await asyncio.sleep(wait)
+                if kind == "open":  # before its tokens are read
+                    num_prompt, num_committed = len(request.open.prompt), len(request.open.committed)
+                    check_count(num_prompt, num_committed, self._info.max_positions)
+                message = decode_request(request)
+                if opened == isinstance(message, Open):
+                    words = "a second Open came on this stream" if opened else "a stream begins with Open"
+                    raise PeerError(words, Code.FAILED_PRECONDITION)
+                if isinstance(message, Open):
+                    framing.asked(message)
+                    await self._worker.check(key, message)
+                self._worker.receive(key, message)
                 opened = True
+                del request, body, message  # free them while waiting for the next ones
         except ForerunError as error:
             self._worker.violate(key, error)
         except Exception:  # outermost frame of this task: the edge learns of a defect, without its details
@@ -242,23 +258,3 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
             self._worker.violate(key, LocalError("a defect of the verifier; its log has more"))
         else:
             outbox.put_nowait(End(key, UnavailableError("the stream was half-closed without a Close")))
-
-    async def _take_request(
-        self, key: int, request: pb.SessionRequest, opened: bool, framing: Framing, pace: Pace
-    ) -> None:
-        check_padding(request)
-        kind = request.WhichOneof("message")
-        known = None if kind is None else getattr(request, kind)
-        self._worker.monitor.note_received(key, known, request.ByteSize())
-        if wait := pace.take(asyncio.get_running_loop().time()):
-            await asyncio.sleep(wait)
-        if kind == "open":  # before its tokens are read
-            check_count(len(request.open.prompt), len(request.open.committed), self._info.max_positions)
-        message = decode_request(request)
-        if opened == isinstance(message, Open):
-            words = "a second Open came on this stream" if opened else "a stream begins with Open"
-            raise PeerError(words, Code.FAILED_PRECONDITION)
-        if isinstance(message, Open):
-            framing.asked(message)
-            await self._worker.check(key, message)
-        self._worker.receive(key, message)

@@ -19,7 +19,6 @@ from edge_client.core.effects import (
     Emit,
     Expand,
     Finished,
-    ModeStatus,
     MoveTip,
     Outcome,
     Preview,
@@ -80,7 +79,6 @@ class Generation:
         self.session = session
         self.traffic = Traffic()
         self.reason: FinishReason | None = None
-        self.modes: list[ModeStatus] = []  # every change, in order
         self.rtts: deque[float] = deque(maxlen=NUM_RTTS)  # as measured, the newest last; seconds
         self._streams = streams
         self._drafts = drafts
@@ -208,7 +206,6 @@ class Generation:
                     self._ask(effect.patience)
                 case ChangeMode():
                     logger.info("%s: %s", effect.standing.mode.value, effect.standing.why)
-                    self.modes.append(effect.standing)
                     self._shown.put_nowait(effect)
                 case Emit() | Preview() | Withdraw() | PreviewEnds() | Finished():
                     self._shown.put_nowait(effect)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.sampling import SamplingParams
+from tests.schemes.relay.relayed import RelayedWorld
 from tests.worlds.models import target_alone
-from tests.worlds.relayed import RelayedWorld
 from tests.worlds.seeds import DRAFTERS, POLICIES, check_laws, spec_of
 from tests.worlds.world import EdgeSpec, WorldSpec
 
