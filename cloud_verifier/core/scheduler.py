@@ -44,7 +44,7 @@ from cloud_verifier.core.tenants import Tenants
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.mask_time import MaskTime
-from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose, TokenLogprobs
+from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
 from common.prompt_lookup import PromptLookup
 
 DRAIN_KEY, QUOTA_KEY, MASK_KEY, WAIT_KEY = -1, -2, -3, -4  # of their alarms; sessions have keys above 0
@@ -307,11 +307,31 @@ class VerifyScheduler:
 
     def report(self) -> None:
         """Write the commits of the step that has ended, and enter it into the ledger."""
-        if self._unreported is not None:
-            done, place = self._unreported
-            self._unreported = None
-            self.ledger.enter(done)
-            self._effects[place:place] = [self._commit(part, done, rows) for part, rows in done.commits()]
+        if self._unreported is None:
+            return
+        done, place = self._unreported
+        self._unreported = None
+        self.ledger.enter(done)
+        replies = list[Effect]()
+        for part, logprobs in done.commits():
+            session = part.session
+            echo = session.take_echo()
+            hold = done.reported_at - session.proposed_at if echo else 0.0
+            commit = Commit(
+                start=part.start,
+                tokens=tuple(part.tokens),
+                server_made=part.server_made,
+                guessed=part.guessed,
+                echo=echo,
+                hold_us=max(0, round(hold * 1e6)),
+                queue_us=max(0, round((done.step.began_at - part.ready_at) * 1e6)),
+                compute_us=round(done.duration * 1e6),
+                credit=session.tell_credit(self.credit.of(session, len(self.sessions))),
+                evaluated=part.num_outputs,
+                logprobs=logprobs,
+            )
+            replies.append(Reply(session.key, commit))
+        self._effects[place:place] = replies
 
     def on_hints(self, hints: StepHints) -> None:
         """Take the tokens that the engine expects in the middle of the running step, and send them as hints
@@ -506,25 +526,6 @@ class VerifyScheduler:
         if part.lost and not in_next:
             self.preemption.leave(session)
         return part
-
-    def _commit(self, part: StepProgress, done: StepDone, logprobs: tuple[TokenLogprobs, ...]) -> Reply:
-        session = part.session
-        echo = session.take_echo()
-        hold = done.reported_at - session.proposed_at if echo else 0.0
-        message = Commit(
-            start=part.start,
-            tokens=tuple(part.tokens),
-            server_made=part.server_made,
-            guessed=part.guessed,
-            echo=echo,
-            hold_us=max(0, round(hold * 1e6)),
-            queue_us=max(0, round((done.step.began_at - part.ready_at) * 1e6)),
-            compute_us=round(done.duration * 1e6),
-            credit=session.tell_credit(self.credit.of(session, len(self.sessions))),
-            evaluated=part.num_outputs,
-            logprobs=logprobs,
-        )
-        return Reply(session.key, message)
 
     # Endings ----------------------------------------------------------------------------------------------
 
