@@ -14,11 +14,9 @@ from edge_client.core.policies.base import (
     check_counts,
     check_shares,
     expandable,
-    likeliest_first,
-    main_line,
     unsent,
 )
-from schemes.policies.rounds import round_time
+from schemes.policies.rounds import likeliest_first, main_line, round_time
 
 
 class ParkedPolicy:

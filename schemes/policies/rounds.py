@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from common.tree import Node
 from edge_client.core.policies.base import GrowthView, unsent
@@ -46,3 +46,16 @@ def num_within(time: float, unit: float) -> int:
     """Return how many whole `unit`s fit into `time`. A measured ratio wavers, so 2 % below a whole number
     count as that number."""
     return math.floor(min(time / unit, 1e6) + 0.02) if unit > 0 else 10**6
+
+
+def main_line(view: GrowthView, node: Node) -> Iterator[Node]:
+    """Return the node, its first child, that child's first child and so on: the draft's best line."""
+    yield node
+    while node.children:
+        node = view.tree.live[next(iter(node.children.values()))]
+        yield node
+
+
+def likeliest_first(node: Node) -> tuple[float, int]:
+    """Return the sort key. A parent is never less likely than its child and has the smaller id."""
+    return (-node.path_logprob, node.id)

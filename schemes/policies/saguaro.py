@@ -10,8 +10,8 @@ from common.errors import UserError
 from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
 from common.tree import Node
-from edge_client.core.policies.base import GrowthView, Offered, can_expand, likeliest_first, main_line
-from schemes.policies.rounds import MAX_BLOCK, tokens_per_round
+from edge_client.core.policies.base import GrowthView, Offered, can_expand
+from schemes.policies.rounds import MAX_BLOCK, likeliest_first, main_line, tokens_per_round
 
 MAX_ENDS = 24
 """Most ends foreseen where `ends` follows the time: as many as the authors foresee, 3 after each of 0 to 7

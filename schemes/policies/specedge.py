@@ -12,9 +12,9 @@ from edge_client.core.policies.base import (
     Offered,
     can_expand,
     check_counts,
-    likeliest_first,
     unsent,
 )
+from schemes.policies.rounds import likeliest_first
 
 
 class SpecEdgePolicy:

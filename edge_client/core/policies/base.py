@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -151,22 +151,10 @@ def missing_above(tree: SpeculationTree, node: Node) -> list[Node]:
     return missing
 
 
-def main_line(view: GrowthView, node: Node) -> Iterator[Node]:
-    """Return the node, its first child, that child's first child and so on: the draft's best line."""
-    yield node
-    while node.children:
-        node = view.tree.live[next(iter(node.children.values()))]
-        yield node
-
-
 def sort_likeliest_first(nodes: list[Node]) -> None:
-    """Sort nodes from the order of their ids by `likeliest_first`; the sort is stable."""
+    """Sort nodes from the order of their ids, the likeliest first. The sort is stable, and a parent is never
+    less likely than its child and has the smaller id."""
     nodes.sort(key=PATH_LOGPROB, reverse=True)
-
-
-def likeliest_first(node: Node) -> tuple[float, int]:
-    """Return the sort key. A parent is never less likely than its child and has the smaller id."""
-    return (-node.path_logprob, node.id)
 
 
 def check_counts(**settings: int) -> None:

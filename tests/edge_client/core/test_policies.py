@@ -22,11 +22,11 @@ from edge_client.core.policies import (
 from edge_client.core.policies.base import (
     can_expand,
     expandable,
-    likeliest_first,
     sort_likeliest_first,
     unsent,
 )
 from schemes.policies.chain import ChainPolicy
+from schemes.policies.rounds import likeliest_first
 from schemes.policies.tree import TreePolicy
 from tests import wording
 
