@@ -282,28 +282,6 @@ async def test_a_stream_that_had_ended_is_read_again_after_a_restart(tmp_path: P
     assert gone.status_code == 404, "a deleted stream does not come back"
 
 
-async def test_a_full_disk_ends_no_text_and_a_stream_is_not_gone_on_with_from_a_gap(tmp_path: Path) -> None:
-    async with daemon(tmp_path) as found:
-        with room(4000):
-            before = await begin(found, 25)
-        assert not filled(tmp_path)
-    assert b'"notes": ["this stream' in before
-    async with daemon(tmp_path) as found:
-        answer = await again_of(found)
-    assert answer.status_code == 404
-
-
-async def test_who_reads_a_stream_that_is_not_kept_is_told_when_the_daemon_stops(tmp_path: Path) -> None:
-    async with daemon(tmp_path) as found:
-        with room(0):
-            await begin(found, 20)
-        stream = found.api.streams.store.get("talk")
-        assert stream is not None
-        found.api.stop()
-        seen = b"".join([chunk async for chunk in stream.read(0)])
-    assert json.loads(seen.split(b"data: ")[-1])["error"]["code"] == "daemon_stopping"
-
-
 async def test_a_stream_that_is_kept_gets_no_error_when_the_daemon_stops(tmp_path: Path) -> None:
     async with daemon(tmp_path) as found:
         await begin(found, 20)

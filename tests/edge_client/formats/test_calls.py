@@ -28,9 +28,9 @@ from edge_client.formats.families import family_of
 from edge_client.formats.message import Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
-from tests.edge_client.formats.call_templates import CHATML, FAMILIES, Family, family
+from tests.edge_client.formats.call_templates import FAMILIES, Family, family, needs_templates
 
-pytestmark = [pytest.mark.grammar, pytest.mark.api]
+pytestmark = [pytest.mark.grammar, pytest.mark.api, needs_templates]
 
 Json = dict[str, Any]
 
@@ -198,8 +198,10 @@ PYTHONS = re.compile(r"(?<=>\n)(True|False|None)(?=\n</parameter>)")
 """Values as Qwen 3.5's own template writes them. The grammar asks for JSON, and the reader takes both."""
 
 
-def hold_calls(name: str, tools: list[Tool], parallel: bool, rng: random.Random) -> None:
-    """Check that a random text under the grammar is calls of the tools that match their schemas."""
+@given(st.sampled_from(sorted(FAMILIES)), tools_of(), st.booleans(), st.randoms(use_true_random=False))
+def test_what_the_grammar_accepts_is_calls_that_match_their_schemas(
+    name: str, tools: list[Tool], parallel: bool, rng: random.Random
+) -> None:
     text = walk(known(name)[0], required(name, tools, parallel), rng)
     if text is None or (known(name)[1].syntax.named is not None and HELD.search(text)):
         return
@@ -211,8 +213,14 @@ def hold_calls(name: str, tools: list[Tool], parallel: bool, rng: random.Random)
         assert matches(tool.parameters, arguments), (called, arguments)
 
 
-def accept_written(name: str, tools: list[Tool], rng: random.Random) -> None:
-    """Check that the grammar accepts the calls that the template itself writes."""
+@given(
+    st.sampled_from([name for name in OWN if name != "gpt-oss"]),
+    tools_of(),
+    st.randoms(use_true_random=False),
+)
+def test_the_grammar_accepts_what_the_template_writes(
+    name: str, tools: list[Tool], rng: random.Random
+) -> None:
     found, style = known(name)
     chosen = rng.choices(tools, k=1 if style.syntax.between is None else rng.randint(1, 3))
     calls = [
@@ -234,24 +242,6 @@ def accept_written(name: str, tools: list[Tool], rng: random.Random) -> None:
     )
 
 
-@given(st.sampled_from(sorted(FAMILIES)), tools_of(), st.booleans(), st.randoms(use_true_random=False))
-def test_what_the_grammar_accepts_is_calls_that_match_their_schemas(
-    name: str, tools: list[Tool], parallel: bool, rng: random.Random
-) -> None:
-    hold_calls(name, tools, parallel, rng)
-
-
-@given(
-    st.sampled_from([name for name in OWN if name != "gpt-oss"]),
-    tools_of(),
-    st.randoms(use_true_random=False),
-)
-def test_the_grammar_accepts_what_the_template_writes(
-    name: str, tools: list[Tool], rng: random.Random
-) -> None:
-    accept_written(name, tools, rng)
-
-
 def arguments_of(tool: Tool, rng: random.Random) -> Json:
     """Return arguments that match a tool's schema, in its order."""
     needed = tool.parameters["required"]
@@ -264,7 +254,7 @@ def test_a_templates_notation_is_found(name: str) -> None:
     style = known(name)[1]
     assert style.is_own
     assert (style.syntax.between is None) == (name in ("llama3.1", "gpt-oss"))
-    assert (style.syntax.named is not None) == (name in ("qwen3.5", "glm4.5", "gemma4"))
+    assert (style.syntax.named is not None) == (name in ("qwen3.5", "glm4.5", "gemma4", "deepseek-v4"))
     assert style.syntax.arguments_as_text == (name == "deepseek-v3")
     assert style.lists_tools == (name != "deepseek-v3")
 
@@ -492,7 +482,10 @@ def test_a_model_without_a_notation_is_shown_tools_and_earlier_calls_as_text() -
     assert json.dumps(LOOSE.to_json()["function"]) in text
     assert '<tool_call>\n{"name": "loose", "arguments": {"n": 7}}\n</tool_call>' in text
     assert "<tool_response>\nseven\n</tool_response>" in text
-    assert [each["role"] for each in shown] == ["user", "assistant", "user"]
+    assert [each["role"] for each in shown] == ["system", "user", "assistant", "user"]
+    (alone,) = replace(style, has_system=False).shown([USER], [LOOSE.to_json()])
+    assert alone["role"] == "user"
+    assert alone["content"].endswith("hello")
 
 
 def test_tools_that_a_template_ignores_stand_in_the_system_message() -> None:
@@ -507,11 +500,13 @@ def test_tools_that_a_template_ignores_stand_in_the_system_message() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_content_beside_a_call_and_the_system_message_before_its_result_are_shown(name: str) -> None:
     found, style = known(name)
-    call = {"id": "call00000", "function": {"name": "loose", "arguments": {"n": 7}}}
+    call = {"id": "call00000", "type": "function", "function": {"name": "loose", "arguments": {"n": 7}}}
     called = {"role": "assistant", "content": "I look", "tool_calls": [call]}
     result = {"role": "tool", "content": "seven", "tool_call_id": "call00000"}
     told = [{"role": "system", "content": "be brief"}, USER, called, result]
-    text = found.template.render(style.shown(told, [LOOSE.to_json()]), {"tools": [LOOSE.to_json()]})
+    source, settings = found.template.source, {"tools": [LOOSE.to_json()]}
+    shown = family_of(source).messages(source, style.shown(told, [LOOSE.to_json()]), settings)
+    text = found.template.render(shown, settings)
     said = ["I look"] if name != "mistral-7b" else []  # its roles alternate, and it drops content
     places = [text.find(each) for each in ("be brief", *said, "seven")]
     assert -1 not in places
@@ -520,10 +515,12 @@ def test_content_beside_a_call_and_the_system_message_before_its_result_are_show
 
 def test_a_notation_that_is_not_read_is_not_used() -> None:
     odd = (
+        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content }}"
         "{%- for call in message.tool_calls %}{%- set call = call.function %}{{- '<odd>' + call.name + '=' }}"
+        "{{- call.arguments | tojson + '</odd>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
     )
-    odd += "{{- call.arguments | tojson + '</odd>' }}{%- endfor %}"
-    template = ChatTemplate(CHATML.replace("@", odd), {})
+    template = ChatTemplate(odd, {})
     assert not call_style(template, known("qwen3")[0].controls).is_own
 
 

@@ -13,7 +13,7 @@ from edge_client.formats.openai import ChatCompletion
 from tests.clients.scripted import TEMPLATE, scripted
 from tests.edge_client.api.served import TOKEN
 from tests.edge_client.api.world import events_of, world
-from tests.edge_client.formats.call_templates import family
+from tests.edge_client.formats.call_templates import family, needs_templates
 from tests.edge_client.formats.written_messages import WEATHER
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -61,6 +61,7 @@ async def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(stop: str, fi
     assert len(whole["message"]["tool_calls"]) == 1
 
 
+@needs_templates
 async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_begun() -> None:
     messages = [{"role": "user", "content": "abc"}]
     async with world(template="{{ messages[0].content }}<think>\n") as found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +11,6 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description
@@ -23,17 +20,16 @@ from edge_client.formats.families import marks_of
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import MessageForm
 from edge_client.formats.openai import ChatCompletion
-from edge_client.formats.parsed_request import ChatPrompt, Tool
+from edge_client.formats.parsed_request import ChatPrompt
 from edge_client.texts.text_service import TextService, TextSettings
-from tests.edge_client.formats.call_templates import REAL, REAL_FOLDER, Family, family
-from tests.edge_client.formats.test_calls import accept_written, hold_calls, tools_of
+from tests.edge_client.formats.call_templates import REAL, Family, family, needs_templates
 from tests.edge_client.formats.test_reader import calls_of, read
 from tests.edge_client.formats.written_messages import Json
 
 pytestmark = [
     pytest.mark.api,
     pytest.mark.slow,
-    pytest.mark.skipif(not REAL_FOLDER.is_dir(), reason="needs real chat templates: make test fetches them"),
+    needs_templates,
 ]
 
 ENDS = re.compile(
@@ -121,7 +117,7 @@ class Target:
 
     def __init__(self, name: str) -> None:
         self.real = REAL[name]
-        self.family = family(f"real {name}")
+        self.family = family(name)
         self.words = Spelled(self.family)
         table = Vocabulary(self.family.pieces)
         told = Description(
@@ -222,29 +218,3 @@ def test_the_switches_of_thinking_reach_a_real_template(target: Target) -> None:
     for each in (*thinking, asked(chat_template_kwargs={"enable_thinking": True})):
         assert (each != silent) == target.real.switches
         assert each[1] == ("content" if target.real.opens == "never" else "thought")
-
-
-# Calls that the notation's grammar allows -------------------------------------------------------------------
-
-
-@pytest.mark.grammar
-@given(st.sampled_from(sorted(REAL)), tools_of(), st.booleans(), st.randoms(use_true_random=False))
-def test_what_the_grammar_of_a_real_template_accepts_is_calls(
-    name: str, tools: list[Tool], parallel: bool, rng: random.Random
-) -> None:
-    hold_calls(f"real {name}", tools, parallel, rng)
-
-
-@pytest.mark.grammar
-@given(
-    st.sampled_from(
-        sorted(name for name, real in REAL.items() if real.notation not in ("gpt-oss", "gemma3"))
-    ),
-    tools_of(),
-    st.randoms(use_true_random=False),
-)
-def test_the_grammar_accepts_what_a_real_template_writes(
-    name: str, tools: list[Tool], rng: random.Random
-) -> None:
-    """gpt-oss writes calls otherwise than its template; Gemma 3's has none."""
-    accept_written(f"real {name}", tools, rng)
