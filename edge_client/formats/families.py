@@ -273,7 +273,7 @@ FAMILIES = (
 
 def family_of(source: str) -> Family:
     """Return the family of a chat template."""
-    return next(each for each in FAMILIES if any(mark in source for mark in each.marks))
+    return next(each for each in FAMILIES if any(text in source for text in each.marks))
 
 
 @lru_cache(maxsize=32)

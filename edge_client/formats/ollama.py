@@ -15,7 +15,7 @@ from edge_client.formats.detokenizer import Words
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, Refused, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import Gap
-from edge_client.formats.json_text import json_text, read_json
+from edge_client.formats.json_text import json_text
 from edge_client.formats.message import (
     ArgumentsAdded,
     CallBegun,
@@ -24,6 +24,7 @@ from edge_client.formats.message import (
     MessagePart,
     ReasoningAdded,
     ToolCall,
+    arguments_object,
 )
 from edge_client.formats.openai import MAX_MESSAGES, read_chat
 from edge_client.formats.parsed_request import (
@@ -267,12 +268,9 @@ def _identify(messages: Sequence[Json]) -> None:
 
 def _call(at: int, call: ToolCall) -> Json:
     """Return a call with its arguments as an object. Text that is no object has the name `arguments`."""
-    try:
-        arguments = read_json(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = call.arguments
-    if not isinstance(arguments, dict):
-        arguments = {"arguments": arguments}
+    arguments = arguments_object(call.arguments)
+    if arguments is None:
+        arguments = {"arguments": call.arguments}
     return {"function": {"index": at, "name": call.name, "arguments": arguments}}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.grammar import Grammars, Matcher, json_schema_grammar, lark_grammar
@@ -198,6 +198,7 @@ PYTHONS = re.compile(r"(?<=>\n)(True|False|None)(?=\n</parameter>)")
 """Values as Qwen 3.5's own template writes them. The grammar asks for JSON, and the reader takes both."""
 
 
+@settings(max_examples=50)  # each reads a grammar and walks under it
 @given(st.sampled_from(sorted(FAMILIES)), tools_of(), st.booleans(), st.randoms(use_true_random=False))
 def test_what_the_grammar_accepts_is_calls_that_match_their_schemas(
     name: str, tools: list[Tool], parallel: bool, rng: random.Random
@@ -213,6 +214,7 @@ def test_what_the_grammar_accepts_is_calls_that_match_their_schemas(
         assert matches(tool.parameters, arguments), (called, arguments)
 
 
+@settings(max_examples=50)
 @given(
     st.sampled_from([name for name in OWN if name != "gpt-oss"]),
     tools_of(),

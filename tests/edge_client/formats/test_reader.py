@@ -123,7 +123,7 @@ MARKS = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     sample=st.sampled_from(sorted(SAMPLES)),
     parts=st.lists(st.sampled_from(MARKS), max_size=8),

@@ -79,12 +79,9 @@ GROWS = "{%% set s = namespace(x=%s) %%}{%% for i in range(99) %%}{%% set s.x = 
 @pytest.mark.parametrize(
     "source",
     [
-        GROWS % ("'aaaa'", "+ s.x"),
         GROWS % ("[1, 2]", "+ s.x"),
         "{{ 'a'.ljust(4000000000) }}",
-        "{{ 'a\nb' | indent(2000000000) }}",
         "{{ (['a' * 10000000] * 1000) | string | length }}",
-        "{{ (1).to_bytes(4000000000, 'big') | length }}",
     ],
 )
 def test_a_template_cannot_fill_the_memory(source: str) -> None:
