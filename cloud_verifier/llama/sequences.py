@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from cloud_verifier.core.engine_protocol import IntArray, StepItem
 from cloud_verifier.engine.packing import IndexArray, path_rows
 from common.errors import LocalError
-from common.llama.runtime import TO_THE_END, ByteArray, SequenceMemory
+from common.llama.runtime import TO_THE_END, ByteArray
 
 LOST = -1
 """In place of a sequence: no sequence holds the slot's cell."""
 
 
-class SlotMemory(SequenceMemory, Protocol):
-    """A `SequenceMemory` whose cells can be copied out and in, and emptied.
+class SlotMemory(Protocol):
+    """Keeps the KV cells of sequences, as `LlamaRuntime` does.
 
     With a sliding `window` (0: none) only those cells of a sequence are copied out that its next row would
     see, also where all are kept.
@@ -43,6 +43,8 @@ class SlotMemory(SequenceMemory, Protocol):
 
     window: int
 
+    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
+    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool: ...
     def seq_state(self, sequence: int) -> ByteArray: ...
     def seq_restore(self, sequence: int, state: ByteArray) -> bool: ...
     def clear(self) -> None: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,6 @@ TO_THE_END = -1
 BYTES = ctypes.POINTER(ctypes.c_uint8)
 FLASH_AUTO, FLASH_OFF, FLASH_ON = -1, 0, 1  # llama_flash_attn_type
 F32, F16, BF16 = 0, 1, 30  # ggml_type
-
-
-class SequenceMemory(Protocol):
-    """Copies and removes the KV cells of sequences, as `LlamaRuntime` does."""
-
-    def seq_copy(self, source: int, destination: int, start: int, stop: int) -> None: ...
-    def seq_remove(self, sequence: int, start: int, stop: int = TO_THE_END) -> bool: ...
 
 
 class LlamaRuntime(LlamaModel):

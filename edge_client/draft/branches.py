@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from common.llama.runtime import SequenceMemory
+from common.llama.runtime import LlamaRuntime
 from edge_client.draft.batch_plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
 
 
@@ -26,7 +26,7 @@ class Sequences:
     cheap. It is emptied and given away as soon as another session has none left.
     """
 
-    def __init__(self, memory: SequenceMemory, first: int, stop: int) -> None:
+    def __init__(self, memory: LlamaRuntime, first: int, stop: int) -> None:
         self.first = first
         self.idle = list(range(stop - 1, first - 1, -1))  # hold no cells; the last is taken first
         self._stop = stop
@@ -56,7 +56,7 @@ class Branches:
     All but `cut_back` and `clear` raise `EngineSurprise` if llama.cpp refuses or no sequence is free.
     """
 
-    def __init__(self, memory: SequenceMemory, sequences: Sequences, trunk: int) -> None:
+    def __init__(self, memory: LlamaRuntime, sequences: Sequences, trunk: int) -> None:
         self._memory = memory
         self._sequences = sequences
         self.trunk = trunk

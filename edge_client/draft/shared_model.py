@@ -47,10 +47,6 @@ class ModelState(Enum):
 MakeRoom = Callable[[LlamaSettings, int], Awaitable[None]]
 
 
-async def _enough_room(settings: LlamaSettings, size: int) -> None:
-    """Make no room."""
-
-
 class SharedDraftModel:
     """Owns a draft model and its seats, for one event loop, until `close`. The constructor reads the tokens,
     which stay, and raises `UserError` for an unreadable file.
@@ -68,7 +64,7 @@ class SharedDraftModel:
         seats: int = 8,
         keep_alive: float = 300.0,
         trials: ModelTrials | None = None,
-        make_room: MakeRoom = _enough_room,
+        make_room: MakeRoom | None = None,
         small: LlamaSettings | None = None,
         free: Callable[[int], int] = free_memory,
     ) -> None:
@@ -178,7 +174,8 @@ class SharedDraftModel:
             self.state, self.failure = ModelState.LOADING, ""
             logger.info("> loading the draft model %s", self.tokens.path)
             try:
-                await self._make_room(self._settings, self.size_bytes)
+                if self._make_room is not None:
+                    await self._make_room(self._settings, self.size_bytes)
                 longest = [target() for target in self.targets]
                 longest_text = max(longest) if all(longest) and longest else 0
                 self._runtimes, pool, tables = await asyncio.to_thread(self._open, longest_text)

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from common.llama.runtime import SequenceMemory
 from edge_client.draft.batch_plan import NO_SEQUENCE, NOT_PLANNED, BatchPlan, DraftNode, EngineSurprise
-from edge_client.draft.branches import Branches, Sequences
-
-
-class StateMemory(SequenceMemory, Protocol):
-    """Also tells where a sequence's state stands (`LlamaRuntime`)."""
-
-    def seq_span(self, sequence: int) -> tuple[int, int]: ...
+from edge_client.draft.branches import Branches
 
 
 class StateBranches(Branches):
@@ -27,11 +18,6 @@ class StateBranches(Branches):
     sequence, with the trunk's state near the prompt's end. A text that cannot go on from the trunk begins
     there, or anew.
     """
-
-    _memory: StateMemory
-
-    def __init__(self, memory: StateMemory, sequences: Sequences, trunk: int) -> None:
-        super().__init__(memory, sequences, trunk)
 
     def place(self, node: DraftNode, plan: BatchPlan) -> bool:
         """As `Branches.place`. Return False for a child of the tip in the batch that evaluates the tip."""
