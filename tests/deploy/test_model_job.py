@@ -95,13 +95,6 @@ def test_a_model_comes_without_formats_that_hold_code(volume: Volume) -> None:
         assert pod.wait(60) == 0
 
 
-def test_only_files_with_a_hash_come(volume: Volume) -> None:
-    volume.sums = sums({name: FILES[name] for name in ("config.json", "model.safetensors")})
-    status, log = volume.fill()
-    assert status == 0, log
-    assert volume.names == {"config.json", "model.safetensors"}
-
-
 def test_a_file_of_another_hash_leaves_verifiers_waiting(volume: Volume) -> None:
     volume.sums = sums({**FILES, "config.json": b"[]"})
     status, log = volume.fill()
@@ -112,16 +105,6 @@ def test_a_file_of_another_hash_leaves_verifiers_waiting(volume: Volume) -> None
         assert "kubectl logs" in pod.stdout.readline()
         pod.terminate()
         assert pod.wait(60) == 143, "the first process of a pod hears no signal that it does not ask for"
-
-
-def test_a_model_of_another_name_is_not_served(volume: Volume) -> None:
-    assert volume.fill()[0] == 0
-    volume.sums = sums(FILES)
-    with volume.start(WAIT) as pod:
-        assert pod.stdout is not None
-        assert "waiting" in pod.stdout.readline()
-        assert volume.fill()[0] == 0
-        assert pod.wait(60) == 0
 
 
 @pytest.mark.parametrize("model", ["", "organisation/none"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -58,15 +57,6 @@ def test_figures_count_per_committed_token() -> None:
     assert found.identical
 
 
-def test_a_text_of_one_token_has_no_pace_and_does_not_count_beside_others() -> None:
-    alone = figures([run([100.0])], [[0]])
-    for name in ("ms_per_token", "ms_per_token_p50", "ms_per_token_p95"):
-        assert math.isnan(getattr(alone, name))
-    assert (alone.ttft_ms, alone.identical) == (100.0, True)
-    both = figures([run([100.0]), run([50.0, 90.0])], [[0], [0, 1]])
-    assert (both.ms_per_token, both.ms_per_token_p50, both.ms_per_token_p95) == (40.0, 40.0, 40.0)
-
-
 # Simulated sessions
 
 
@@ -81,14 +71,6 @@ def test_gaps_within_a_commit_are_zero_and_no_percentile_lies_between() -> None:
     assert by_percent[50] == by_percent[75] == 0.0
     assert by_percent[80] == by_percent[99.9] == pytest.approx(100.0)
     assert found[WINDOW] == pytest.approx([25.0] * len(PERCENTS))
-
-
-def test_rates_are_of_sessions_not_of_tokens() -> None:
-    sessions = [session(tuple(gap * n for n in range(11))) for gap in (0.1, 0.05, 0.02)]
-    found = measures(sessions)
-    assert found.session_rate_p10 == pytest.approx(12.0)
-    assert found.session_rate_p50 == pytest.approx(20.0)
-    assert found.session_rate_p90 == pytest.approx(44.0)
 
 
 def test_waste_is_what_never_became_text() -> None:

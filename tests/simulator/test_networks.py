@@ -119,13 +119,6 @@ def test_an_outage_is_sat_out() -> None:
     assert after == pytest.approx(5.05)
 
 
-def test_no_packet_passes_an_outage_however_long_it_is() -> None:
-    """After the last try of a connection the next one begins as soon as anything passes."""
-    week = 7 * 86400.0
-    found = arrivals(LinkSpec(rtt=0.1, loss=0.5, outages=(Outage(1.0, week),)), [(0.0, 20), (2.0, 20)])
-    assert found[1] == pytest.approx(1.0 + week + 0.05)
-
-
 # Traces -----------------------------------------------------------------------------------------------
 
 
@@ -160,12 +153,6 @@ def test_no_packet_passes_a_lossy_row_even_if_the_timer_beats_with_the_trace() -
     for when in range(60):
         (arrival,) = arrivals(LinkSpec(trace=trace), [(float(when), 20)])
         assert 39.999 < (arrival - 0.05) % 60.0 < 50.001
-
-
-def test_a_narrow_trace_holds_back_the_way_down_only(tmp_path: Path) -> None:
-    trace = read_trace(write(tmp_path / "t.csv", "time_s,rtt_ms,bw_mbps\n0,0,8\n1,0,8\n"))
-    for direction, expected in ((DOWN, 1.0), (UP, 0.0)):
-        assert arrivals(LinkSpec(trace=trace), [(0.0, 10**6)], direction=direction) == [expected]
 
 
 def test_a_message_drains_at_the_width_of_each_row() -> None:

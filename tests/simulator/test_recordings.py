@@ -28,7 +28,7 @@ from simulator.recordings import (
 from simulator.schemes import policy_maker
 from simulator.sweep import MANIFEST, Sweep, run_sweep
 from simulator.system import simulate
-from simulator.world import DeviceSpec, VerifierSpec, World
+from simulator.world import VerifierSpec, World
 
 HEADER = RecordingHeader("target", "draft.gguf", 0.8, 7, {1: 1.5, 4: 2.25}, {1: 30.0})
 SCORES = (5.5, 3.25, 0.0)
@@ -183,14 +183,6 @@ def test_candidates_are_the_recorded_ones_on_the_path_and_drawn_by_name_off_it()
     assert set(drawn) <= {((BEST, BEST + 1), scores) for scores, _ in texts[0]}
 
 
-def test_candidates_beyond_the_simulators_eight_count_as_outside() -> None:
-    ids, scores = tuple(range(12)), tuple(float(-place) for place in range(12))
-    text = RecordedText(3, (11, 7), (ids, ids), (scores, scores), (12, 8))
-    knowledge = recorded_draft("wide", Recording(HEADER, (text,))).session(Draws(1))
-    assert [knowledge.truth(0), knowledge.truth(1)] == [OUTSIDE, BEST + 7]
-    assert knowledge.candidates(0) == (tuple(range(BEST, OUTSIDE)), scores[:8])
-
-
 @given(st.lists(st.sampled_from([1, 1, 1, 2, None]), min_size=1, max_size=60), st.integers(1, 8))
 def test_a_sync_run_accepts_exactly_what_the_recording_says(ranks: list[int | None], block: int) -> None:
     result = sync_run(recorded_draft("r", recording_of(ranks)), len(ranks), block)
@@ -211,15 +203,6 @@ def test_a_world_takes_the_step_times_of_its_recording(tmp_path: Path) -> None:
     assert (world.device.draft_time, world.device.draft_time_per_node) == pytest.approx((0.002, 0.0005))
     assert world.verifier.step_time == pytest.approx(0.020)
     assert world.verifier.step_time_per_node == VerifierSpec().step_time_per_node  # one width tells nothing
-
-
-def test_a_world_that_gives_its_own_step_times_keeps_them(tmp_path: Path) -> None:
-    header = replace(HEADER, draft_step_ms={1: 2.0, 4: 3.5}, target_step_ms={1: 20.0})
-    world = world_of(tmp_path, header, device={"draft_ms": 9.0}, verifier={"step_ms": 50.0})
-    assert world.device == DeviceSpec(draft_time=0.009)
-    assert world.verifier == VerifierSpec(step_time=0.050)
-    bare = world_of(tmp_path, replace(HEADER, draft_step_ms={}, target_step_ms={}))
-    assert (bare.device, bare.verifier) == (DeviceSpec(), VerifierSpec())
 
 
 def test_where_the_draft_could_not_say_the_server_goes_on_alone() -> None:

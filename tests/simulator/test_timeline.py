@@ -49,16 +49,6 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
 change should be one that was meant; on another machine it must be the same."""
 
 
-@pytest.mark.parametrize("scheme", ["colocated:tree", "device_only", "colocated"])
-def test_a_scheme_without_a_draft_on_the_device_is_refused(
-    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = tmp_path / "w.toml"
-    world.write_text("tokens = 5\n", encoding="utf-8")
-    assert main(["simulate", "replay", str(world), "--scheme", scheme]) != 0
-    assert f"{scheme} runs another arrangement" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("action", ["run", "replay"])
 def test_a_round_trip_over_a_trace_is_refused(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

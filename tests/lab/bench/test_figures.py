@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.bench.figures import costs, medians, rates, ratio, verifier_figures
+from lab.bench.figures import medians, rates, ratio
 from lab.bench.load import TextRun
 
 STATS = {"target_steps": 2, "evaluated": 6, "proposed": 8, "proposes": 3, "drafted": 10}
@@ -21,26 +21,6 @@ def test_tokens_per_second_count_from_the_beginning_to_the_last_token() -> None:
     found = rates(runs, 10.0, clients=2)
     assert found["tokens_per_second"] == pytest.approx(5 / 4)
     assert found["tokens_per_second_busy"] == pytest.approx(4 / 2)  # until the first of two had no text left
-
-
-def test_costs_are_per_token() -> None:
-    found = costs([run(0, 0.0, [0.1] * 4, asked=10, right=8, bytes_up=40, bytes_down=20)])
-    assert found["target_steps_per_token"] == 0.5
-    assert found["evaluated_nodes_per_token"] == 1.5
-    assert (found["draft_tokens_per_token"], found["draft_messages_per_token"]) == (2.0, 0.75)
-    assert (found["bytes_up_per_token"], found["bytes_down_per_token"]) == (10.0, 5.0)
-    assert found["acceptance"] == 0.8
-
-
-def test_the_gaps_share_is_of_the_cycles() -> None:
-    told = {
-        "steps": 2, "rows": 6, "cpu_ms": 10.0, "wall_ms": 20.0, "engine_cpu_ms": 8.0,
-        "step_ms": {"mean": 8.0, "p95": 9.0}, "gap_ms": {"mean": 2.0}, "cycle_ms": {"mean": 10.0},
-    }  # fmt: skip
-    found = verifier_figures(told)
-    assert found["gap_share"] == 0.2
-    assert found["outside_cpu_share"] == 0.2
-    assert found["rows_per_step"] == 3.0
 
 
 def test_of_repeats_the_median_counts_and_texts_are_added() -> None:

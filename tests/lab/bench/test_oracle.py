@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.sampling import SamplingParams
-from edge_client.core.effects import DraftRow, Reroot
+from edge_client.core.effects import DraftRow
 from lab.bench.formula import VOCAB_SIZE, formula_text
 from lab.bench.load import LoadText
 from lab.bench.oracle import KnowingDrafter, Oracle
@@ -44,18 +44,3 @@ def test_below_a_wrong_node_everything_is_off_the_path(steps: list[bool]) -> Non
         found = drafter.expand([DraftRow(depth + 1, depth, token, position)])[0]
         on_path = on_path and right
         assert (found.tokens[0] == TEXT.whole[position + 1]) is on_path
-
-
-def test_it_goes_on_below_a_tip_that_it_has_drafted_and_below_the_servers_own() -> None:
-    drafter = KnowingDrafter(TEXT, Oracle(TEXT, 1.0, VOCAB_SIZE))
-    tip, whole = len(PROMPT) - 1, TEXT.whole
-    drafter.start(PROMPT, 1, SamplingParams())
-    drafter.expand([DraftRow(1, None, PROMPT[-1], tip)])
-    drafter.expand([DraftRow(2, 1, whole[tip + 1], tip + 1)])
-    drafter.reroot(Reroot(((2, whole[tip + 1]),), ()))  # the drafted node is the tip
-    found = drafter.expand([DraftRow(3, 2, whole[tip + 2], tip + 2)])[0]
-    assert found.tokens[0] == whole[tip + 3]
-    drafter.reroot(Reroot(((9, whole[tip + 2]),), (3,)))  # the server made another one
-    found = drafter.expand([DraftRow(9, None, whole[tip + 2], tip + 2)])[0]
-    assert found.tokens[0] == whole[tip + 3]
-    assert drafter.counts.asked == drafter.counts.right == 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lab.benchmarks.daemon import Reading, Told, Violation
-from lab.benchmarks.faults.draws import WEIGHTS, DrawnFault, FaultJob, Kind, draw_fault, draw_job
+from lab.benchmarks.faults.draws import DrawnFault, FaultJob, Kind, draw_job
 from lab.benchmarks.faults.run import compare
 
 if TYPE_CHECKING:
@@ -39,21 +39,6 @@ def read(data: bytes, size: int = 7) -> Reading:
 
 
 # Draws ----------------------------------------------------------------------------------------------------
-
-
-def test_a_fault_is_the_same_wherever_a_run_begins() -> None:
-    assert [draw_fault(1, n, 1.0) for n in (5, 6)] == [draw_fault(1, n, 1.0) for n in range(1, 7)][4:]
-    assert draw_fault(1, 5, 1.0) != draw_fault(2, 5, 1.0)
-
-
-def test_every_kind_and_every_sort_of_text_is_drawn() -> None:
-    assert {draw_fault(1, number, 1.0).kind for number in range(1000)} == set(WEIGHTS)
-    drawn = [draw_job(1, number, ("def f():",)).body for number in range(40)]
-    bodies = [{**each, **each.get("options", {})} for each in drawn]
-    for has in ("messages", "prompt", "stop", "repetition_penalty", "logprobs", "top_p"):
-        assert any(has in body for body in bodies)
-        assert not all(has in body for body in bodies)
-    assert {bool(body["temperature"]) for body in bodies} == {True, False}
 
 
 # Readings -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lab.benchmarks import simulator_speed
-from lab.benchmarks.simulator_speed import crowd_world, main
+from lab.benchmarks.simulator_speed import main
 
 SMALL = ["--tokens", "20", "--repeats", "1", "--share", "0.002", "--scheme", "server_streaming"]
 
@@ -21,10 +21,3 @@ def test_it_tells_what_ran_and_how_fast(capsys: pytest.CaptureFixture[str]) -> N
     assert row["processes"] == 1
     assert main([*SMALL, "--replicas", "2"]) == 0
     assert "2 verifiers" in capsys.readouterr().out
-
-
-def test_clients_ask_every_so_often() -> None:
-    arrivals = crowd_world({"profile": "lan"}, clients=100, every=20.0).arrivals
-    assert arrivals is not None
-    assert arrivals.plan(1, 1, 1)[-1].start == pytest.approx(600, rel=0.1)
-    assert len(arrivals.plan(1, 1, 1)) == 3000

@@ -212,17 +212,3 @@ async def test_the_command_serves_until_a_signal_comes(
         await service
     assert json.loads(said)["model"] == "theirs"
     assert tuple(tokens) == target_alone(PROMPT, LONG, ())
-
-
-@pytest.mark.torch
-def test_the_targets_facts_are_those_of_our_own_engine() -> None:
-    from cloud_verifier.engine.model.transformers_adapter import load_target
-
-    model = load_target("lab/demo_models/target")
-    info, table = read_target("lab/demo_models/target", 4096)
-    assert list(table) == model.token_table()
-    assert (info.vocab_size, info.max_positions) == (model.vocab_size, model.max_positions)
-    assert (info.eos_token_ids, info.sampling_defaults) == (model.eos_token_ids, model.sampling_defaults)
-    assert info.chat is not None
-    assert model.chat is not None
-    assert info.chat.template == model.chat.template

@@ -26,9 +26,7 @@ if torch.cuda.is_available():
     pytest.skip(why, allow_module_level=True)
 
 import numpy as np  # noqa: E402 - after the module that may be missing
-from sglang.srt.arg_groups.model_override_base import resolved_view  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
-from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 from common.sampling import SamplingParams  # noqa: E402
@@ -50,33 +48,6 @@ ROWS = 6
 def algorithm() -> Any:
     plugin.register()
     return SpeculativeAlgorithm.from_string("forerun")
-
-
-def test_sglang_knows_the_algorithm(algorithm: Any) -> None:
-    from forerun_sglang.worker import ForerunWorker
-
-    assert algorithm.is_ngram()
-    assert algorithm.is_speculative()
-    assert not algorithm.has_draft_kv()
-    assert algorithm.create_worker(ServerArgs(model_path="lab/demo_models/target")) is ForerunWorker
-    assert issubclass(ForerunWorker, ngram_worker.NGRAMWorker)
-
-
-def test_arguments_are_those_of_n_grams(algorithm: Any) -> None:
-    args = ServerArgs(model_path="lab/demo_models/target", speculative_algorithm="FORERUN", device="cpu")
-    args.resolve_once()
-    seen = resolved_view(args)
-    assert (seen.speculative_num_draft_tokens, seen.enable_mixed_chunk, seen.max_running_requests) == (
-        8,
-        False,
-        48,
-    )
-    for wrong in ({"dp_size": 2, "tp_size": 2}, {"pp_size": 2}):
-        args = ServerArgs(
-            model_path="lab/demo_models/target", speculative_algorithm="FORERUN", device="cpu", **wrong
-        )
-        with pytest.raises(ValueError, match="FORERUN needs 1"):
-            args.resolve_once()
 
 
 class Runner:

@@ -158,19 +158,6 @@ def test_its_runner_drafts_what_edges_sent(proposer: Any, tmp_path: Path, qualit
     assert num_steps == 40 if quality == 0 else num_steps < 20
 
 
-def test_no_draft_passes_the_longest_text_and_a_prompt_that_is_read_gets_none(
-    proposer: Any, tmp_path: Path
-) -> None:
-    key = "0123456789abcdef"
-    runner, sender = Runner(proposer, [name_of(key)]), Sender(str(tmp_path / "drafts.sock"))
-    runner.write(0, [1] * 58)
-    sender.send(key, DraftTree(60, (4, 4, 4, 4), (-1, 0, 1, 2), (0.0,) * 4))
-    wait_for(proposer._mailbox, 1)
-    assert runner.drafts([[]]) == [[]]
-    assert runner.drafts([[1]]) == [[4, 4, 4]]
-    sender.close()
-
-
 @pytest.mark.parametrize("rank", [0, 3], ids=["likely", "unlikely"])
 def test_sampled_texts_keep_the_targets_law_whatever_is_drafted(rank: int) -> None:
     """The first token's frequencies over 1,500 requests with the same draft."""
