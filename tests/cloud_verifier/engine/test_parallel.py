@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.engine_protocol import StepItem
-from cloud_verifier.engine import parallel
 from cloud_verifier.engine.parallel import (
-    MAX_LENGTH,
     decode_items,
     encode_items,
     join,
@@ -93,15 +90,15 @@ def test_a_failure_ends_the_group_with_the_reason(
 
 @pytest.fixture(scope="module")
 def divided() -> dict[str, dict[str, Any]]:
-    """What two processes find of a family in half precision, one with windows, and one with experts."""
-    names = ["Llama 3@bfloat16", "Gemma 2", "DeepSeek V2"]
+    """What two processes find of a family in half precision, and of one with latent attention and experts."""
+    names = ["Llama 3@bfloat16", "DeepSeek V2"]
     words = [sys.executable, "-m", "tests.cloud_verifier.engine.divided", *names]
     run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
     found = [json.loads(line) for line in run.stdout.splitlines()]
     return {one["family"]: one for one in found}
 
 
-@pytest.mark.parametrize("name", ["Llama 3", "Gemma 2", "DeepSeek V2"])
+@pytest.mark.parametrize("name", ["Llama 3", "DeepSeek V2"])
 def test_a_divided_family_passes_the_probe_and_computes_the_same(
     name: str, divided: dict[str, dict[str, Any]]
 ) -> None:
@@ -163,15 +160,3 @@ def test_a_line_cut_short_or_too_long_is_refused(sent: list[StepItem], data: Any
         decode_items(cut)
     with pytest.raises(LocalError, match="goes on after"):
         decode_items(np.append(line, np.int32(0)))
-
-
-def test_a_negative_count_is_refused() -> None:
-    with pytest.raises(LocalError, match="ends before"):
-        decode_items(np.array([1, 0, 5, -3, 0], dtype=np.int32))
-
-
-@pytest.mark.parametrize("length", [-2, MAX_LENGTH + 1])
-def test_a_length_that_is_none_is_refused(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_receive", lambda buffer, ranks: torch.tensor([length]))
-    with pytest.raises(LocalError, match="which is none"):
-        parallel._receive_step(parallel.Ranks(1, 2, 60.0))

@@ -209,9 +209,9 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
         str(DRAFT_GGUF), 2048, 64, 256, LlamaOptions(threads=1, deterministic=deterministic)
     )
     with engine.runtime:
-        for each in count_repeats(engine, 10, 40):
-            assert each.equal == dict.fromkeys(each.equal, 10)
-            assert (each.num_doubtful, each.num_rows > 400) == (0, True)
+        for each in count_repeats(engine, 5, 24):
+            assert each.equal == dict.fromkeys(each.equal, 5)
+            assert (each.num_doubtful, each.num_rows > 100) == (0, True)
 
 
 @pytest.mark.parametrize("slots", [SLOTS, None])

@@ -106,20 +106,6 @@ async def test_an_unknown_caller_gets_a_status_beside_an_empty_answer(method: st
     assert [key for key, _ in context.trailing] == [DETAIL_KEY]
 
 
-async def test_a_refusal_for_want_of_room_says_when_to_come_again() -> None:
-    served, _worker, heart = face(config=SchedulerConfig(max_sessions=1))
-    first, second = Context(), Context()
-    async with heart:
-        frames = served.Session(
-            requests([Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)]), first
-        )
-        await anext(frames)
-        assert await texts(served.Session(requests([GOOD]), second)) == []
-        await frames.aclose()
-    assert second.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert {key for key, _ in second.trailing} == {DETAIL_KEY, "grpc-status-details-bin"}
-
-
 @pytest.mark.parametrize("error", [None, ProxyGoneError()])
 async def test_a_half_close_and_a_proxy_that_is_gone_end_a_stream_alike(error: Exception | None) -> None:
     served, worker, heart = face()

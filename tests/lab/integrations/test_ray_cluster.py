@@ -16,24 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
-from common.errors import Code, UserError
-from common.messages import Open
-from common.pb.verifier_pb2_grpc import VerifierServiceStub
 from common.sampling import SamplingParams
-from common.wire.codec import encode_request
-from common.wire.status import to_error
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
 from edge_client.network.verifiers import Verifiers
 from tests.lab.integrations.ray_tiny import APPLICATION
-from tests.support.details import to_detail
 from tests.support.drafter_thread import DrafterThread
-from tests.support.tiny import EOS, VOCABULARY, generation
+from tests.support.tiny import EOS, generation
 from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = [pytest.mark.grpc, pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -130,25 +122,13 @@ async def frames_of(call: Any) -> list[object]:
     return [frame async for frame in call]
 
 
-@pytest.mark.parametrize("policy", ["sync:4", "off"])
-async def test_the_text_is_the_targets(cluster: Cluster, policy: str) -> None:
+async def test_the_text_is_the_targets(cluster: Cluster) -> None:
     async with VerifierChannel(cluster.address) as channel:
         with DrafterThread(TinyDrafter()) as drafts:
-            run = generation(channel, drafts, LONG, make_policy(policy))
+            run = generation(channel, drafts, LONG, make_policy("sync:4"))
             assert await text_of(run) == target_alone((1, 2, 3), LONG, EOS)
     assert run.session.stats.resumes == 0
-    assert (run.session.stats.accepted > 0) == (policy == "sync:4")
-
-
-async def test_a_refusal_arrives_with_its_code_its_sentence_and_its_details(cluster: Cluster) -> None:
-    request = encode_request(Open((1, 2, 3), LONG, b"\1" * 32))
-    async with grpc.aio.insecure_channel(cluster.address) as channel:
-        call = VerifierServiceStub(channel).Session(iter([request]))
-        with pytest.raises(grpc.aio.AioRpcError, match="tokenizer mismatch: the edge's") as caught:
-            await frames_of(call)
-    assert isinstance(error := to_error(caught.value), UserError)
-    assert error.code is Code.FAILED_PRECONDITION
-    assert to_detail(caught.value).server_fingerprint == VOCABULARY.fingerprint
+    assert run.session.stats.accepted > 0
 
 
 async def test_a_replica_that_is_taken_away_loses_no_token(cluster: Cluster) -> None:
