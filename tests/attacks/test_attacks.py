@@ -44,6 +44,7 @@ Make = Callable[[Path, Honest], AbstractAsyncContextManager[Stage]]
 
 @pytest.fixture
 async def honest() -> AsyncIterator[Honest]:
+    stages.raise_file_limit()
     client = await Honest.start()
     yield client
     await client.stop()

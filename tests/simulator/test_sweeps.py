@@ -32,7 +32,6 @@ from simulator.sweep import (
     read_results,
     run_sweep,
 )
-from simulator.tables import Row, read_rows
 from simulator.world import World
 
 EXPERIMENT = Experiment(World(tokens=20), repeats=1, schemes=(SERVER_STREAMING, FORERUN))
@@ -42,10 +41,6 @@ FILES = (RESULTS, LATENCIES)
 
 def contents(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in FILES]
-
-
-def read_latencies(folder: Path) -> list[Row]:
-    return read_rows(folder / LATENCIES, ("kind", *sweeps.PERCENTILES))
 
 
 # Running ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from cloud_verifier.core.engine_protocol import TargetInfo
 from common.errors import ForerunError
 from common.sampling import SamplingParams
-from edge_client.core.effects import DraftRow, Expansion
 from forerun.cli import main
 from simulator.files import experiment_from
 from simulator.recordings import Recording, RecordingHeader, read_recording, write_recording
@@ -30,18 +28,6 @@ EOS = 3
 
 def target(num_slots: int = 4096) -> TinyTarget:
     return TinyTarget(TargetInfo("tiny", VOCAB, 200, num_slots, (EOS,), FINGERPRINT))
-
-
-class CountedDrafter(TinyDrafter):
-    """Remembers how many rows each step had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.widths: list[int] = []
-
-    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
-        self.widths.append(len(rows))
-        return super().expand(rows)
 
 
 def test_texts_are_the_targets_alone_over_several_batches() -> None:

@@ -47,19 +47,6 @@ def test_each_model_is_as_often_right_as_the_world_says() -> None:
     assert both < device_right < right, "the device may be right by luck, and seldom is"
 
 
-GRID = [
-    replace(
-        WORLD,
-        link=LinkSpec(rtt=rtt),
-        draft=TieredDraft(mean=0.75, tier=TierSpec(rtt=0.2 * rtt, draft_time=draft_time, mean=mean)),
-        tokens=150,
-    )
-    for rtt in (0.02, 0.05)
-    for draft_time in (0.006, 0.015, 0.025)
-    for mean in (0.8, 0.9, 0.95)
-]
-
-
 def test_three_places_beat_two_where_the_middle_model_is_good_and_slow() -> None:
     for world in (WORLD, replace(WORLD, seed=2)):
         relay = pace("relay", world)
