@@ -131,6 +131,21 @@ async def test_the_text_is_the_targets(cluster: Cluster) -> None:
     assert run.session.stats.accepted > 0
 
 
+async def test_the_turns_of_a_chat_meet_one_replica_and_chats_both(cluster: Cluster) -> None:
+    served = set[str]()
+    async with Verifiers([cluster.address]) as pool:
+        await pool.heard(PATIENCE)
+        for chat in range(12):
+            turns = set[str]()
+            for _ in range(3):
+                before = cluster.steps()
+                await text_of(generation(pool.route(f"chat {chat}"), None, LONG, make_policy("off")))
+                turns |= cluster.busy_since(before)
+            assert len(turns) == 1, f"chat {chat}"
+            served |= turns
+    assert len(served) == 2, "one in 2,048 clusters places a dozen chats on one replica"
+
+
 async def test_a_replica_that_is_taken_away_loses_no_token(cluster: Cluster) -> None:
     async with Verifiers([cluster.address]) as pool:
         await pool.heard(PATIENCE)
