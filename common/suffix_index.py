@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, overload
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,18 +33,6 @@ START = np.full(FIRST, GAP, np.int32).tobytes()
 
 SORTED_AT_ONCE = 256
 """Tokens from which sorting all of them is faster than inserting one after the other."""
-
-
-class Places(Protocol):
-    """Holds places in order: an array, or a view of a file."""
-
-    def __len__(self) -> int: ...
-
-    @overload
-    def __getitem__(self, key: int, /) -> int: ...
-
-    @overload
-    def __getitem__(self, key: slice, /) -> Iterable[int]: ...
 
 
 class Match(NamedTuple):
@@ -70,22 +58,12 @@ class SuffixIndex:
     Args: text, the tokens as bytes, `START` first; order, of its places (`sort_places`).
     """
 
-    def __init__(self, text: bytes | bytearray, order: Places) -> None:
+    def __init__(self, text: bytes | bytearray, order: array[int]) -> None:
         self._text, self._order = text, order
         self._context = _contexts(text, DEPTH)
 
     def __len__(self) -> int:
         return len(self._order)
-
-    @property
-    def text(self) -> bytes | bytearray:
-        """The tokens and gaps as bytes."""
-        return self._text
-
-    @property
-    def order(self) -> Places:
-        """The places in order."""
-        return self._order
 
     @property
     def size(self) -> int:
@@ -138,7 +116,6 @@ class GrowingIndex(SuffixIndex):
     """
 
     _text: bytearray
-    _order: array[int]
 
     def __init__(self, tokens: Sequence[int] = (), capacity: int = 0) -> None:
         super().__init__(bytearray(START), array("i"))
@@ -149,8 +126,8 @@ class GrowingIndex(SuffixIndex):
     def copy_of(cls, index: SuffixIndex, capacity: int = 0) -> GrowingIndex:
         """Return an index of the same texts that can grow."""
         copy = cls(capacity=capacity)
-        copy._text[:] = index.text[:]
-        copy._order = array("i", index.order[:])
+        copy._text[:] = index._text
+        copy._order = index._order[:]
         copy._forget()
         return copy
 
@@ -174,8 +151,8 @@ class GrowingIndex(SuffixIndex):
             return
         first = self.size
         self._text += np.array(tokens, np.int32).tobytes()
-        known = np.array(self._order)
-        self._order = array("i", sort_places(self._text, np.r_[known, first : self.size]).tobytes())
+        known = np.sort(np.array(self._order, np.int32))
+        self._order = sort_places(self._text, np.r_[known, first : self.size])
         self._forget()
 
     def separate(self, context: Sequence[int] = ()) -> None:
@@ -216,53 +193,11 @@ def _num_equal(context: bytes | bytearray, key: bytes) -> int:
     return (len(key) - (difference.bit_length() + 7) // 8) // UNIT
 
 
-def sort_places(text: bytes | bytearray, places: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """Return `places` of a text, `START` first, in the order of an index.
-
-    Prefix doubling (Manber and Myers 1993): places whose rank by the nearest tokens is known are ranked by
-    twice as many. Only places that still share a rank are sorted again (Larsson and Sadakane 1999).
-    """
-    tokens = np.frombuffer(text, np.uint32)
-    size = len(tokens)
-    rank = np.zeros(size, np.uint32)  # by place: where its first equal would stand in the order of all
-    left = np.arange(2, size, dtype=np.int32)  # places that share their rank with others
-    former = rank[2:]  # their ranks by fewer tokens
-    key = _paired(tokens[1:-1], tokens[:-2])
-    depth = 2
-    while True:
-        order = np.argsort(key)
-        left, key, former = left[order], key[order], former[order]
-        del order  # eight bytes a token
-        is_first = _differs(key)
-        rank[left] = former + _begin(is_first) - _begin(_differs(former))
-        left = left[~(is_first & np.r_[is_first[1:], True])]
-        if depth >= DEPTH or not len(left):
-            break
-        former = rank[left]
-        key = _paired(former, rank[left - depth])
-        depth *= 2
-    ordered = _paired(rank[places], (size - places).astype(np.uint32))  # the newest of equals first
-    ordered.sort()
-    return (size - (ordered & 0xFFFFFFFF).astype(np.int64)).astype(np.int32)
-
-
-def _paired(high: npt.NDArray[np.uint32], low: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Return one number for each pair, which compares as the pair does."""
-    pairs = high.astype(np.uint64)
-    pairs <<= 32
-    pairs |= low
-    return pairs
-
-
-def _begin(is_first: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    """Return the index at which the group of each value begins."""
-    at = np.arange(len(is_first), dtype=np.uint32)
-    at[~is_first] = 0
-    return np.maximum.accumulate(at, out=at)
-
-
-def _differs(values: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
-    """Return where a value differs from the one before it."""
-    differs = np.ones(len(values), np.bool_)
-    differs[1:] = values[1:] != values[:-1]
-    return differs
+def sort_places(text: bytes | bytearray, places: npt.NDArray[np.integer]) -> array[int]:
+    """Return ascending `places` of a text, `START` first, in the order of an index. Takes 128 bytes a place
+    meanwhile."""
+    backward = np.frombuffer(text, np.int32)[::-1].astype(">i4")
+    contexts = np.lib.stride_tricks.sliding_window_view(backward, DEPTH)[len(backward) - places[::-1]]
+    keys = np.ascontiguousarray(contexts).view(f"V{UNIT * DEPTH}").ravel()  # compared byte by byte
+    newest_first = places[::-1][np.argsort(keys, kind="stable")]
+    return array("i", newest_first.astype(np.int32).tobytes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def read_index(path: Path) -> IndexFile:
             head = json.loads(str(parts["head"]))
             if head.pop("version") != VERSION:
                 raise ValueError("it has another format")
-            index = SuffixIndex(parts["text"].tobytes(), parts["order"].data)
+            index = SuffixIndex(parts["text"].tobytes(), array("i", parts["order"].tobytes()))
         return IndexFile(index, bytes.fromhex(head.pop("fingerprint")), head)
     except OSError as error:
         raise UserError(f"the index {path} cannot be read: {error.strerror or error}") from error

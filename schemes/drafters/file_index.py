@@ -18,8 +18,8 @@ from edge_client.texts.index_file import SUFFIX, DamagedIndex, IndexFile, read_i
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 10_000_000
-"""Tokens of an index: 80 MB in memory. Sorting them takes some 600 MB and ten seconds."""
+MOST_TOKENS = 4_000_000
+"""Tokens of an index: 32 MB in memory. Sorting them takes some 1.2 GB and ten seconds."""
 
 LARGEST_FILE = 2**20
 """Bytes of a file. Larger ones are mostly data or made by programs."""
