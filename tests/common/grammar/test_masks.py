@@ -127,7 +127,7 @@ def test_a_text_that_is_resumed_goes_as_far_as_without() -> None:
     text = np.random.default_rng(1).integers(0, 2, 300, np.int32)  # single letters
     whole = some.matcher(MANY_STATES)
     masks = [whole.allowed(text[:length]) for length in range(300)]
-    for start in range(0, 300, 60):
+    for start in (60, 240):
         resumed = Grammars(some.tokens).matcher(MANY_STATES)
         for length in range(start, 300):
             np.testing.assert_array_equal(resumed.allowed(text[:length]), masks[length])
