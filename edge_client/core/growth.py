@@ -16,7 +16,6 @@ from common.tree import Node, SpeculationTree
 from edge_client.core.coupled import RuleFacts, edge_rule
 from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
-from edge_client.core.given_text import GivenText
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
 from edge_client.core.proposal_source import EarlierText, ProposalSource
@@ -202,15 +201,17 @@ class Growth:
         return Reroot(tuple(committed), tuple(dead))
 
 
-SOURCES = "forerun.sources"
-"""The group of entry points by which a package offers further sources, as `schemes` does."""
+SOURCES, REFERENCES = "forerun.sources", "forerun.references"
+"""Groups of entry points by which a package offers sources, as `schemes` does: for each session, and for one
+with texts that it may repeat."""
 
 
 def _sources_of(config: SessionConfig, shared: SharedTexts) -> list[ProposalSource]:
     """Return a session's sources in the order in which they grow."""
     sources: list[ProposalSource] = [entry.load()() for entry in offered(SOURCES).values()]
     if config.references:
-        sources.append(GivenText(config.references, config.committed))
+        made = [entry.load() for entry in offered(REFERENCES).values()]
+        sources += [make(config.references, config.committed) for make in made]
     if config.recall:
         sources.append(EarlierText(config.begins_with, shared))
     return sources

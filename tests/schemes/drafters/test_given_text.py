@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge_client.core.given_text import AHEAD, GivenText
+from schemes.drafters.given_text import AHEAD, GivenText
 
 SURELY = -0.7  # nats; half, as beside a draft model
 OLD = tuple(random.Random(1).sample(range(1000), 400))
