@@ -58,13 +58,6 @@ def test_a_mismatch_is_explained_in_a_sentence() -> None:
     assert verifier.fingerprint.hex() in sentence
 
 
-def test_matching_and_missing_tables_are_explained() -> None:
-    table = Vocabulary([b"a"])
-    wording.keep(explain_mismatch(table, Vocabulary([b"a", None])))
-    wording.keep(explain_mismatch(table, Vocabulary([])))
-    wording.keep(explain_mismatch(Vocabulary([]), table))
-
-
 def test_tables_are_bounded() -> None:
     with wording.raises(UserError):
         Vocabulary([None] * (MAX_TOKENS + 1))

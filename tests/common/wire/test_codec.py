@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.acceptance import LOSSLESS, Acceptance, AcceptanceRule
+from common.acceptance import PARAMETERS, Acceptance, AcceptanceRule
 from common.errors import PeerError, UserError
 from common.messages import (
     MAX_TOP_LOGPROBS,
@@ -71,28 +72,27 @@ SAMPLING = st.builds(
     grammar=st.text(max_size=20),
 )
 
-ACCEPTANCE = st.one_of(
-    st.builds(Acceptance, st.sampled_from(LOSSLESS)),
-    st.floats(0, 1, exclude_min=True).map(lambda x: Acceptance(AcceptanceRule.LENIENCE, lenience=x)),
-    st.builds(
-        lambda epsilon, delta: Acceptance(AcceptanceRule.TYPICAL, epsilon=epsilon, delta=delta),
-        st.floats(0, 1, exclude_min=True),
-        st.floats(0, 9),
-    ),
-    st.builds(
-        lambda top, gap: Acceptance(AcceptanceRule.TOPK_GAP, top=top, gap=gap),
-        st.integers(1, 2**31 - 1),
-        st.floats(0, 99),
-    ),
-    st.floats(0, 99).map(lambda x: Acceptance(AcceptanceRule.BILD, rollback=x)),
-    st.builds(
-        lambda alpha, beta: Acceptance(AcceptanceRule.CONTRASTIVE, alpha=alpha, beta=beta),
-        st.floats(0.01, 1),
-        st.floats(0, 9),
-    ),
-    st.just(Acceptance(AcceptanceRule.JUDGE)),
-    st.floats(0, 1).map(lambda x: Acceptance(AcceptanceRule.REFLECTIVE, fusion=x)),
-)
+SHARE = st.floats(0.01, 1)
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "lenience": SHARE,
+    "epsilon": SHARE,
+    "delta": st.floats(0, 9),
+    "top": st.integers(1, 2**31 - 1),
+    "gap": st.floats(0, 99),
+    "rollback": st.floats(0, 99),
+    "alpha": SHARE,
+    "beta": st.floats(0, 9),
+    "fusion": SHARE,
+}
+
+
+@st.composite
+def acceptances(draw: st.DrawFn) -> Acceptance:
+    rule = draw(st.sampled_from(AcceptanceRule))
+    settings: dict[str, Any] = {name: draw(SETTINGS[name]) for name in PARAMETERS.get(rule, ())}
+    return Acceptance(rule, **settings)
+
+
 DRAFT = st.lists(TOKEN, min_size=1, max_size=5, unique=True).map(
     lambda tokens: quantised(tokens, [-float(place) for place in range(len(tokens))])
 )
@@ -108,7 +108,7 @@ OPEN = st.builds(
     committed=TOKENS,
     fill=st.booleans(),
     session_id=NAME,
-    acceptance=ACCEPTANCE,
+    acceptance=acceptances(),
     logprobs=st.none() | st.integers(0, MAX_TOP_LOGPROBS),
     privacy=PRIVACY,
     hints=st.booleans(),

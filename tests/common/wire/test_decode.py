@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from common.acceptance import COUPLED, Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError, UserError
-from common.messages import Commit, Finish, FinishReason, Open, Opened, Propose
+from common.messages import Finish, FinishReason, Open
 from common.pb import verifier_pb2 as pb
 from common.sampling import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKENS, SamplingParams
 from common.wire import bounds
@@ -24,39 +25,25 @@ def names(cases: Sequence[tuple[str, *tuple[object, ...]]]) -> list[str]:
     return [f"{case[0]}-{number}" for number, case in enumerate(cases)]
 
 
-def take_open(**fields: object) -> Open:
-    message = pb.Open(**{"prompt": [1], **fields})  # type: ignore[arg-type]  # fields vary by case
-    decoded = decode_request(pb.SessionRequest(open=message))
-    assert isinstance(decoded, Open)
-    return decoded
+def take_open(**fields: Any) -> Any:
+    return decode_request(pb.SessionRequest(open=pb.Open(**{"prompt": [1], **fields})))
 
 
-def take_propose(**fields: object) -> Propose:
-    message = pb.Propose(**fields)  # type: ignore[arg-type]  # fields vary by case
-    decoded = decode_request(pb.SessionRequest(propose=message))
-    assert isinstance(decoded, Propose)
-    return decoded
+def take_propose(**fields: Any) -> Any:
+    return decode_request(pb.SessionRequest(propose=pb.Propose(**fields)))
 
 
-def take_opened(**fields: object) -> Opened:
-    message = pb.Opened(**fields)  # type: ignore[arg-type]  # fields vary by case
-    decoded = decode_response(pb.SessionResponse(opened=message))
-    assert isinstance(decoded, Opened)
-    return decoded
+def take_opened(**fields: Any) -> Any:
+    return decode_response(pb.SessionResponse(opened=pb.Opened(**fields)))
 
 
-def take_commit(**fields: object) -> Commit:
-    message = pb.Commit(**fields)  # type: ignore[arg-type]  # fields vary by case
-    decoded = decode_response(pb.SessionResponse(commit=message))
-    assert isinstance(decoded, Commit)
-    return decoded
+def take_commit(**fields: Any) -> Any:
+    return decode_response(pb.SessionResponse(commit=pb.Commit(**fields)))
 
 
-def take_finish(reason: int, position: int) -> Finish:
+def take_finish(reason: int, position: int) -> Any:
     wire = pb.Finish(position=position).SerializeToString() + b"\x08" + bytes([reason])
-    decoded = decode_response(pb.SessionResponse(finish=pb.Finish.FromString(wire)))
-    assert isinstance(decoded, Finish)
-    return decoded
+    return decode_response(pb.SessionResponse(finish=pb.Finish.FromString(wire)))
 
 
 OPEN_CASES = [
