@@ -29,6 +29,9 @@ FORERUN_REAL_MODELS ?=
 MODELS := $(if $(FORERUN_REAL_MODELS),,$(SMOLLM2))
 
 # Tests of published schemes, of training and of the lab: `make lab` runs them.
+# A test that takes 15 minutes hangs: it is named, with the stacks of all threads.
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" \
+	-o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 LAB_TESTS := tests/schemes tests/training tests/lab
 
 # More arguments for a command: make test ARGS='-k noise', make demo ARGS='--rtt 100'
@@ -51,10 +54,10 @@ quick: setup ## run the quick tests: cores, wire, 100 random worlds, texts over 
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)
 
 test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(MODELS) ## run the tests of the product (10 minutes)
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(LAB_TESTS:%=--ignore=%) $(ARGS)
+	$(PYTEST) $(LAB_TESTS:%=--ignore=%) $(ARGS)
 
 lab: setup ## run the tests of schemes, training and lab, which `make test` leaves out
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" $(LAB_TESTS) $(ARGS)
+	$(PYTEST) $(LAB_TESTS) $(ARGS)
 
 real: setup $(MODELS) ## run the tests with published models, all GGUF files of FORERUN_REAL_MODELS (.venv/models)
 	$(BIN)/python -m pytest tests/real $(ARGS)

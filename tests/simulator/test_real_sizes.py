@@ -52,4 +52,4 @@ def test_far_away_it_is_as_fast_as_a_chain() -> None:
     the text went on, and catching up takes many draft steps."""
     device = DeviceSpec(0.0267, 0.0179, read_times=((1, 0.0267), (32, 0.109)), wake_time=0.0133)
     far = World(LinkSpec(rtt=0.289), device, VerifierSpec(0.0654, 0.00196), BetaDraft(mean=0.948), tokens=400)
-    assert ratio(far, ("chain",)) < 1.02
+    assert ratio(far, ("chain",)) < 1.03

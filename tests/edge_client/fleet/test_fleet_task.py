@@ -177,8 +177,8 @@ async def test_a_broker_in_a_black_hole_holds_nothing_up(
         daemon.state = daemon.state | {"draft": "other"}
         fleet.wake()
         await until(lambda: fleet.status()["error"])  # the event loop lives all the while
-        link.remove_toxic("timeout_upstream")
-        link.remove_toxic("timeout_downstream")
+        link.remove_toxic("hold_upstream")
+        link.remove_toxic("hold_downstream")
         await until(lambda: fleet.status()["connected"])
 
 
