@@ -28,6 +28,7 @@ COMMANDS = {
     "launch": "forerun.commands.launch",
     "doctor": "forerun.commands.doctor",
     "fleet": "forerun.commands.fleet",
+    "align": "training.align",
     "heads": "training.heads",
     "judge": "training.judge",
     "index": "schemes.drafters.command",
@@ -188,7 +189,7 @@ def reported(command: Callable[[], int | None]) -> int:
         package = str(error.name).partition(".")[0]
         if package in OURS:
             raise
-        extra = "verifier" if package in OF_THE_VERIFIER else "edge"
+        extra = "train" if package == "gguf" else "verifier" if package in OF_THE_VERIFIER else "edge"
         print(f"forerun: {error.name} is not installed; pip install 'forerun[{extra}]'", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

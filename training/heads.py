@@ -26,7 +26,7 @@ from training.record import BATCH, write_texts
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine
     from training.drafter_trial import TrialReport
-    from training.head_training import Checkpoint, Trainer
+    from training.trainer import Checkpoint, Trainer
 
 DESCRIPTION = """\
 Heads are small layers on a target model that guess its next tokens, for `forerun verify --drafter FILE`."""
@@ -116,7 +116,8 @@ def _train(options: TrainOptions) -> int:
     import torch
 
     from schemes.drafters.heads import KINDS, HeadsLabel, save_heads
-    from training.head_training import Checkpoint, Trainer, accuracy, digest, read_texts
+    from training.head_training import RATES, accuracy, digest, head_losses, read_texts
+    from training.trainer import Checkpoint, Trainer
 
     target, prompts = engine.model, _tokenized(options, engine)
     label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)
@@ -129,14 +130,16 @@ def _train(options: TrainOptions) -> int:
     held_out = [text for number, text in enumerate(read) if _is_held_out(number, len(prompts))]
     others = [text for number, text in enumerate(read) if not _is_held_out(number, len(prompts))]
     torch.manual_seed(options.seed)
-    trainer = Trainer(KINDS[options.kind](target, options.depth), target, others, options.steps, options.seed)
+    heads = KINDS[options.kind](target, options.depth).requires_grad_(True)
+    losses, lengths = head_losses(heads, target, others), [len(text.tokens) for text in others]
+    trainer = Trainer(dict(heads.named_parameters()), losses, lengths, options.steps, RATES, options.seed)
     if checkpoint.state:
         trainer.restore(checkpoint.state)
         note(f"going on after {trainer.done} of {options.steps} updates")
     _run_steps(trainer, checkpoint)
-    save_heads(trainer.heads, label, options.out)
+    save_heads(heads, label, options.out)
     checkpoint.path.unlink()
-    levels = [asdict(each) for each in accuracy(trainer.heads, target, held_out, WARM)]
+    levels = [asdict(each) for each in accuracy(heads, target, held_out, WARM)]
     report = {"out": str(options.out), "held_out_texts": len(held_out), "levels": levels}
     print(json.dumps(report) if options.json else _trained(report))
     return 0
@@ -170,13 +173,13 @@ def _is_held_out(number: int, num_prompts: int) -> bool:
 
 def _run_steps(trainer: Trainer, checkpoint: Checkpoint) -> None:
     began_at, begun = time.monotonic(), trainer.done
-    while trainer.done < trainer.num_steps:
+    while trainer.done < trainer.num_updates:
         losses = trainer.step()
         if trainer.done % NOTE_EVERY == 0:
             pace = (time.monotonic() - began_at) / (trainer.done - begun)
-            left = pace * (trainer.num_steps - trainer.done)
+            left = pace * (trainer.num_updates - trainer.done)
             shown = " ".join(f"{loss:.2f}" for loss in losses)
-            note(f"update {trainer.done} of {trainer.num_steps}, nats by level {shown}, {left:.0f} s left")
+            note(f"update {trainer.done} of {trainer.num_updates}, nats by level {shown}, {left:.0f} s left")
         if trainer.done % SAVE_EVERY == 0:
             checkpoint.save(state=trainer.state())
 

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from lab.demo_models.architecture import END_OF_TEXT_ID, TARGET_LAYERS, grow, new_model
 from lab.demo_models.corpus import Text
-from training.head_training import orthogonal
+from training.trainer import orthogonal
 
 logger = logging.getLogger(__name__)
 

@@ -17,18 +17,19 @@ from schemes.drafters.heads import Heads, MedusaHeads, RecurrentHead
 from tests.cloud_verifier.engine.tiny import ints, target
 from tests.schemes.drafters.rig import DEPTH, draft_of
 from tests.schemes.drafters.test_heads import PROMPT, features_of, one_level_on
-from training import head_training as training
+from training import head_training, trainer
 from training.head_training import (
+    RATES,
     Batch,
-    Checkpoint,
     LevelAccuracy,
-    Trainer,
     WrittenText,
     accuracy,
+    head_losses,
     level_losses,
     level_states,
     read_texts,
 )
+from training.trainer import Checkpoint, Trainer
 
 pytestmark = pytest.mark.torch
 
@@ -49,6 +50,14 @@ def heads_of(kind: str, model: TargetModel) -> Heads:
     heads = draft_of(kind, model)
     assert isinstance(heads, RecurrentHead | MedusaHeads)
     return heads
+
+
+def trainer_of(
+    heads: Heads, model: TargetModel, texts: list[WrittenText], updates: int, seed: int = 0
+) -> Trainer:
+    parameters = dict(heads.requires_grad_(True).named_parameters())
+    lengths = [len(text.tokens) for text in texts]
+    return Trainer(parameters, head_losses(heads, model, texts), lengths, updates, RATES, seed)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss", "gpt2"])
@@ -74,13 +83,13 @@ def test_levels_in_training_are_those_of_a_guess(family: str) -> None:
 def test_each_level_comes_nearer_to_the_target(
     model: TargetModel, texts: list[WrittenText], kind: str, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "TOKENS_PER_STEP", 90)
+    monkeypatch.setattr(trainer, "TOKENS_PER_STEP", 90)
     heads, batch = heads_of(kind, model), Batch.of(texts)
     with torch.no_grad():
         before = [float(loss) for loss in level_losses(heads, model, batch, DEPTH)]
-    trainer = Trainer(heads, model, texts, 30)
+    training = trainer_of(heads, model, texts, 30)
     for _ in range(30):
-        trainer.step()
+        training.step()
     with torch.no_grad():
         after = [float(loss) for loss in level_losses(heads, model, batch, DEPTH)]
     assert all(later < most * earlier for earlier, later in zip(before, after, strict=True)), (before, after)
@@ -103,10 +112,10 @@ def test_padding_changes_no_loss(model: TargetModel, texts: list[WrittenText]) -
 def test_an_interrupted_training_ends_as_one_that_is_not(
     model: TargetModel, texts: list[WrittenText], tmp_path: Path
 ) -> None:
-    def trainer() -> Trainer:
-        return Trainer(heads_of("recurrent", model), model, texts, 6, seed=3)
+    def training() -> Trainer:
+        return trainer_of(heads_of("recurrent", model), model, texts, 6, seed=3)
 
-    whole, first, second = trainer(), trainer(), trainer()
+    whole, first, second = training(), training(), training()
     for _ in range(6):
         whole.step()
     for _ in range(3):
@@ -118,8 +127,8 @@ def test_an_interrupted_training_ends_as_one_that_is_not(
     second.restore(kept.state)
     for _ in range(3):
         second.step()
-    for name, weights in whole.heads.state_dict().items():
-        assert torch.equal(weights, second.heads.state_dict()[name])
+    for name, weights in whole.state().items():
+        assert torch.equal(weights, second.state()[name])
 
 
 def test_heads_that_say_what_the_target_says_are_always_right(
@@ -129,7 +138,7 @@ def test_heads_that_say_what_the_target_says_are_always_right(
         yield hidden[:, 1:]
         yield -hidden[:, 2:]
 
-    monkeypatch.setattr(training, "level_states", levels)
+    monkeypatch.setattr(head_training, "level_states", levels)
     heads: Any = SimpleNamespace(depth=2)
     right, wrong = accuracy(heads, model, texts, 0.8)
     assert right == LevelAccuracy(1.0, 1.0)

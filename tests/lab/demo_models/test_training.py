@@ -64,7 +64,7 @@ def test_a_grown_model_computes_what_the_shallow_one_did() -> None:
 def test_orthogonalised_matrices_have_singular_values_near_one(shape: tuple[int, int, int]) -> None:
     import torch
 
-    from training.head_training import orthogonal
+    from training.trainer import orthogonal
 
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonal(matrices))

@@ -1,0 +1,73 @@
+"""`forerun align` writes a draft that knows the target better, and goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cli import main
+from tests import wording
+from training.trainer import Trainer
+
+pytestmark = [pytest.mark.torch, pytest.mark.llama]
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(
+        json.dumps(["def add(a, b):\n    return", "import os\n", "class A:\n", "x = [1, 2"] * 2)
+    )
+    sizes = ["--texts", "8", "--max-tokens", "12", "--threads", "1", "--json"]
+    return ["align", "--prompts", str(prompts), "--out", str(tmp_path / "out.gguf"), *sizes]
+
+
+def report_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_the_best_weights_are_written(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.align.CHECK_EVERY", 1)
+    assert main([*command, "--updates", "4"]) == 0
+    report = report_of(capsys)
+    assert report["after"]["coupled"] >= report["before"]["coupled"]
+    assert report["after"]["by_rank"] == sorted(report["after"]["by_rank"])
+    assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
+    assert not list(tmp_path.glob("*.training"))
+
+
+def test_an_interrupted_training_ends_as_one_that_is_not(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.align.CHECK_EVERY", 1)
+    assert main([*command, "--updates", "4", "--rank", "4"]) == 0
+    whole = report_of(capsys)
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer) -> list[float]:
+        if trainer.done == 2:
+            raise KeyboardInterrupt
+        return step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        main([*command, "--updates", "4", "--rank", "4"])
+    capsys.readouterr()
+    assert main([*command, "--updates", "4", "--rank", "4"]) == 0
+    assert report_of(capsys)["after"] == whole["after"]
+
+
+@pytest.mark.parametrize(
+    "more", [["--temperature", "0"], ["--adapter", "a.gguf"], ["--layers", "x"], ["--layers", "5"]]
+)
+def test_options_that_do_not_fit_are_refused(
+    command: list[str], more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, *more]) == 2
+    wording.keep(capsys.readouterr().err.splitlines()[-1])
