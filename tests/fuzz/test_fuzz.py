@@ -54,7 +54,7 @@ def play(cases: st.SearchStrategy[Case], count: int, *, narrow: bool = False) ->
 def test_no_client_harms_the_server_or_its_neighbour(kind: str, narrow: bool, count: int) -> None:
     tally = play(KINDS[kind], count, narrow=narrow)
     assert tally.total() >= count
-    assert kind != "mutated" or tally["OK"] > count / 8, "most cases get beyond the door"
+    assert kind != "mutated" or tally["OK"] >= count // 10, "most cases get beyond the door"
 
 
 @pytest.mark.grpc
