@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
-from forerun.options import JsonOption
-from forerun.prompts import bundled
 from forerun.terminal import note, table
-from training.options import check_out, read_prompts
-from training.record import BATCH, write_texts
+from training.options import check_out
+from training.record import BATCH
+from training.target_texts import TextsOptions, divided, kept_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +40,6 @@ LOSS_NAMES = ("coupled", "forward-kl", "reverse-kl", "jensen-shannon", "total-va
 """Names of `training.losses.LOSSES`, which needs torch."""
 
 MOST_ROWS, MOST_STEP = 32, 512  # of a GGUF target's steps
-LONGEST_PROMPT = 512  # tokens; of a longer prompt its beginning
 HELD_OUT_EVERY = 8
 """Every so many prompts are held out: their texts are only measured."""
 
@@ -63,7 +58,7 @@ ALL_RATES, LOW_RANK_RATES = (0.004, 0.0006), (0.02, 0.003)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignOptions(JsonOption):
+class AlignOptions(TextsOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
     target: str = setting(str(demo_pair.TARGET_DIR), "target: folder, hub id or GGUF file", "PATH")
@@ -73,19 +68,13 @@ class AlignOptions(JsonOption):
     type: str = setting(
         "Q8_0", "type of the aligned draft's weights, as llama.cpp's quantize names it", "TYPE"
     )
-    prompts: Path | None = setting(
-        None, "file of prompts: a JSON list of texts, or JSON lines (default: bundled ones)", "FILE"
-    )
-    texts: int = setting(256, "texts that the target writes", "N")
-    max_tokens: int = setting(128, "most tokens of each text", "N")
+    texts: int = setting(256, "texts that the target writes", "N", low=HELD_OUT_EVERY)
     temperature: float = setting(0.8, "temperature of the texts and of the training, above 0")
     loss: str = setting("coupled", "what an update lowers", choices=LOSS_NAMES)
-    rank: int = setting(0, "train products of this rank beside the matrices; 0: train all weights", "N")
+    rank: int = setting(0, "train products of this rank beside the matrices; 0: all weights", "N", low=0)
     layers: str = setting("", "keep these layers of the draft only, such as 0,3,6 (default: all)", "LIST")
-    updates: int = setting(400, "most updates", "N")
+    updates: int = setting(400, "most updates", "N", low=1)
     seed: int = setting(0, "seed of the texts and of their order", "N")
-    device: str = setting("cpu", "device of torch: cpu, cuda or cuda:N")
-    threads: int = setting(0, "threads; 0: torch's and llama.cpp's own choice", "N")
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -97,6 +86,10 @@ class AlignOptions(JsonOption):
         if not self.draft.is_file():
             raise UserError(f"--draft {self.draft} is no file; give the draft's GGUF file")
         check_out(self.out)
+
+    def sampling_of(self, group: int) -> SamplingParams:
+        """Return the sampling of a group of texts."""
+        return SamplingParams(self.temperature, seed=self.seed + group * BATCH, max_tokens=self.max_tokens)
 
     @property
     def kept_layers(self) -> list[int]:
@@ -116,23 +109,23 @@ def add_parser(commands: Any) -> None:
 def _run(options: AlignOptions) -> int:
     import torch
 
-    from training.draft_weights import DraftWeights
+    from training.draft_weights import DraftWeights, file_type
     from training.lessons import measure
     from training.trainer import Checkpoint, Trainer
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    options.use_threads()
     torch.manual_seed(options.seed)
+    file_type(options.type)  # checked
     draft = DraftWeights(options.draft)
     draft.check_layers(options.kept_layers)
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), _what(options))
-    lessons = _lessons(options, checkpoint)
-    held_out = [each for number, each in enumerate(lessons) if number % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    taught = [each for number, each in enumerate(lessons) if number % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    taught, held_out = _lessons(options, checkpoint)
     before = measure(draft.logits, held_out, options.temperature)
     note(f"before: {before.coupled:.1%} of the target's choices are the draft's")
+    start = before
     if options.kept_layers:
         draft.keep_layers(options.kept_layers)
+        start = measure(draft.logits, held_out, options.temperature)
     if options.rank:
         draft.add_low_rank(options.rank)
     trainer = Trainer(
@@ -144,7 +137,7 @@ def _run(options: AlignOptions) -> int:
         options.seed,
         [name for name, _ in draft.module.named_parameters() if "embed" in name or "lm_head" in name],
     )
-    after = _train(draft, trainer, held_out, checkpoint, options)
+    after = _train(draft, trainer, start, held_out, checkpoint, options)
     draft.write(options.out, options.type)
     if options.adapter is not None:
         draft.write_adapter(options.adapter)
@@ -165,51 +158,36 @@ def _what(options: AlignOptions) -> dict[str, object]:
     return {**own, "draft_bytes": options.draft.stat().st_size}
 
 
-def _lessons(options: AlignOptions, checkpoint: Checkpoint) -> list[Lesson]:
-    """Let the target write texts behind the prompts, and read them. Its weights are freed afterwards."""
+def _lessons(options: AlignOptions, checkpoint: Checkpoint) -> tuple[list[Lesson], list[Lesson]]:
+    """Let the target write texts behind the prompts, and read them: to train on, and to measure. Its weights
+    are freed afterwards."""
     from training.lessons import read_lesson
 
-    prompts = bundled() if options.prompts is None else read_prompts(options.prompts)
     with _engine(options) as (engine, tokenize):
-        longest = min(LONGEST_PROMPT, engine.info.max_positions - options.max_tokens - 1)
-        tokens = [tokenize(prompt)[:longest] for prompt in prompts]
-        texts = list(checkpoint.texts)
-        while len(texts) < options.texts:
-            some = [
-                tokens[at % len(tokens)] for at in range(len(texts), min(len(texts) + BATCH, options.texts))
-            ]
-            sampling = SamplingParams(
-                options.temperature, seed=options.seed + len(texts), max_tokens=options.max_tokens
-            )
-            written = write_texts(engine, some, sampling)
-            texts += [
-                np.array([*prompt, *text], np.int32) for prompt, text in zip(some, written, strict=True)
-            ]
-            checkpoint.save(texts)
-            note(f"the target has written {len(texts)} of {options.texts} texts")
-        note(f"the target reads {len(texts)} texts, {sum(map(len, texts))} tokens")
-        return [
-            read_lesson(engine, text.tolist(), len(tokens[at % len(tokens)]) - 1, options.temperature)
+        prompts = options.tokenized(engine.info, tokenize)
+        texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
+        lessons = [
+            read_lesson(engine, text.tolist(), len(prompts[at % len(prompts)]) - 1, options.temperature)
             for at, text in enumerate(texts)
         ]
+    return divided(lessons, len(prompts), HELD_OUT_EVERY)
 
 
 @contextmanager
 def _engine(options: AlignOptions) -> Iterator[tuple[LlamaEngine | TorchEngine, Callable[[str], list[int]]]]:
     """Load the target until the block ends. Yields its engine and its tokenizer."""
-    slots = BATCH * (LONGEST_PROMPT + options.max_tokens + 1)
     if options.target.endswith(".gguf"):
         from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine
 
         llama = LlamaOptions(threads=options.threads, deterministic=False)
-        engine, _, _ = load_engine(options.target, slots, MOST_ROWS, MOST_STEP, llama)
+        engine, _, _ = load_engine(options.target, options.num_slots, MOST_ROWS, MOST_STEP, llama)
         runtime = engine.runtime
         with runtime:
             yield engine, lambda text: [*runtime.begin_ids, *runtime.tokenize(text, False)]
         return
     from cloud_verifier.engine.torch_loading import load_engine as load_torch
 
-    torch_engine, _ = load_torch(options.target, slots, device=options.device)
+    torch_engine, _ = load_torch(options.target, options.num_slots, device=options.device)
     yield torch_engine, lambda text: list(torch_engine.model.tokenize(text))
 
 
@@ -244,35 +222,36 @@ def _passes(lessons: Sequence[Lesson], most_rows: int) -> Iterator[list[Lesson]]
 def _train(
     draft: DraftWeights,
     trainer: Trainer,
+    best: DraftReport,
     held_out: Sequence[Lesson],
     checkpoint: Checkpoint,
     options: AlignOptions,
 ) -> DraftReport:
-    """Make the updates. Leave the weights that knew the texts held out best, and return what they know."""
+    """Make the updates. Leave the weights that knew the texts held out best, and return what they know, which
+    is `best` before any update."""
     from training.lessons import measure
 
-    best, kept, worse = measure(draft.logits, held_out, options.temperature), _kept(trainer), 0
+    kept, worse = _kept(trainer), 0
     if checkpoint.state:
         kept = {name: tensor for name, tensor in checkpoint.state.items() if name.startswith(BEST)}
         trainer.load({name.removeprefix(BEST): tensor for name, tensor in kept.items()})
         best = measure(draft.logits, held_out, options.temperature)
         trainer.restore(checkpoint.state)
         note(f"going on after {trainer.done} of {trainer.num_updates} updates")
-    began_at, begun = time.monotonic(), trainer.done
-    while trainer.done < trainer.num_updates and worse < PATIENCE:
-        number = trainer.step()[0]
+    for numbers, left in trainer.updates():
         if trainer.done % CHECK_EVERY and trainer.done < trainer.num_updates:
             continue
         report = measure(draft.logits, held_out, options.temperature)
-        left = (time.monotonic() - began_at) / (trainer.done - begun) * (trainer.num_updates - trainer.done)
         note(
-            f"update {trainer.done} of {trainer.num_updates}: {options.loss} {number:.3f}, "
+            f"update {trainer.done} of {trainer.num_updates}: {options.loss} {numbers[0]:.3f}, "
             f"{report.coupled:.1%} of the target's choices, {left:.0f} s left"
         )
         worse += 1
         if report.coupled > best.coupled:
             best, kept, worse = report, _kept(trainer), 0
         checkpoint.save(state=trainer.state() | kept)
+        if worse == PATIENCE:
+            break
     trainer.load({name.removeprefix(BEST): tensor for name, tensor in kept.items()})
     return best
 

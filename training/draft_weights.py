@@ -33,6 +33,13 @@ FILE_TYPES = {
 }
 
 
+def file_type(kind: str) -> int:
+    """Return llama.cpp's number of a type of `quantize`, such as Q8_0 or Q4_K_M. Raises `UserError`."""
+    if kind not in FILE_TYPES:
+        raise UserError(f"llama.cpp has no type {kind}; known are {', '.join(FILE_TYPES)}")
+    return FILE_TYPES[kind]
+
+
 class LowRank(nn.Module):
     """Adds a product of two small matrices to a weight (LoRA: Hu et al. 2021, arXiv 2106.09685)."""
 
@@ -50,9 +57,7 @@ class LowRank(nn.Module):
 class Relation:
     """Tells how a weight of the file becomes one of the module: rows in another order, then a sum."""
 
-    num_heads: int = (
-        0  # whose rows are rotary pairs side by side in the file and halves in the module; 0: equal
-    )
+    num_heads: int = 0  # whose rotary rows are pairs in the file and halves in the module; 0: equal
     plus: float = 0.0
 
     def fits(self, weight: FloatArray) -> bool:
@@ -93,6 +98,9 @@ class DraftWeights:
                 "transformers reads, such as llama, qwen2, qwen3 or gemma3"
             ) from error
         self._reader = gguf.GGUFReader(path)
+        self._architecture: str = self._reader.fields["general.architecture"].contents()
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture)
+        self._names = gguf.get_tensor_name_map(architecture, self.module.config.num_hidden_layers)
         self._relations = dict(self._compared())
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -125,14 +133,13 @@ class DraftWeights:
     def write(self, out: Path, kind: str) -> None:
         """Write all weights, low-rank products added, with the file's tokenizer. Raises `UserError`.
 
-        Args: kind: a type of llama.cpp's `quantize`, such as Q8_0 or Q4_K_M.
+        Args: kind: as in `file_type`.
         """
-        if kind not in FILE_TYPES:
-            raise UserError(f"llama.cpp has no type {kind}; known are {', '.join(FILE_TYPES)}")
+        number = file_type(kind)
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
             whole, part = Path(folder) / "whole.gguf", Path(folder) / "part.gguf"
             self._write_whole(whole)
-            _quantize(whole, part, FILE_TYPES[kind])
+            _quantize(whole, part, number)
             part.replace(out)
 
     def write_adapter(self, out: Path) -> None:
@@ -148,12 +155,7 @@ class DraftWeights:
             writer.add_tensor(f"{name}.lora_a", _numpy(product.a))
             writer.add_tensor(f"{name}.lora_b", Relation(relation.num_heads).to_file(_numpy(product.b)))
         writer.add_float32("adapter.lora.alpha", float(rank))  # llama.cpp multiplies by alpha / rank
-        _finish(writer)
-
-    @property
-    def _architecture(self) -> str:
-        architecture: str = self._reader.fields["general.architecture"].contents()
-        return architecture
+        finish(writer)
 
     def _matrices(self) -> list[tuple[str, nn.Linear]]:
         """Return the linear layers of the decoder layers with their names."""
@@ -162,10 +164,8 @@ class DraftWeights:
 
     def _file_name(self, module_name: str) -> str:
         """Return the file's name of a weight. Raises `UserError` if it has none."""
-        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture)
-        names = gguf.get_tensor_name_map(architecture, self.module.config.num_hidden_layers)
         stem, _, suffix = module_name.rpartition(".")
-        name = names.get_name(stem)
+        name = self._names.get_name(stem)
         if name is None:
             raise UserError(f"{self.path}: a GGUF file has no place for the weight {module_name}")
         return f"{name}.{suffix}"
@@ -217,7 +217,7 @@ class DraftWeights:
         for tensor in self._reader.tensors:
             if _kind_of(tensor.name) not in written:  # such as the frequencies of a rotary embedding
                 writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        _finish(writer)
+        finish(writer)
 
 
 def _kind_of(name: str) -> str:
@@ -230,7 +230,8 @@ def _numpy(weight: Tensor) -> FloatArray:
     return array
 
 
-def _finish(writer: gguf.GGUFWriter) -> None:
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what `writer` has been given, and close its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

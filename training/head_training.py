@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import cast
 
 import numpy as np
@@ -20,8 +21,8 @@ from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from schemes.drafters.heads import Heads, MedusaHeads, logits_of
-from schemes.drafters.ranking import gumbel, noise_keys
-from training.trainer import Losses
+from training.lessons import shared_noise
+from training.trainer import Losses, side_by_side
 from training.unrolled import UnrolledAttention
 
 RATES = 0.02, 0.003
@@ -67,13 +68,8 @@ class Batch:
 
     @classmethod
     def of(cls, texts: Sequence[WrittenText]) -> Batch:
-        longest = max(len(text.tokens) for text in texts)
         device = texts[0].hidden.device
-        tokens = torch.zeros((len(texts), longest), dtype=torch.int64)
-        is_real = torch.zeros((len(texts), longest), dtype=torch.bool)
-        for row, text in enumerate(texts):
-            tokens[row, : len(text.tokens)] = torch.from_numpy(text.tokens.astype(np.int64))
-            is_real[row, : len(text.tokens)] = True
+        tokens, is_real = side_by_side([text.tokens for text in texts], repeat(0))
         hidden = torch.nn.utils.rnn.pad_sequence([text.hidden for text in texts], batch_first=True)
         return cls(tokens.to(device), hidden, is_real.to(device))
 
@@ -142,11 +138,7 @@ def accuracy(
     for number, text in enumerate(texts):
         batch = Batch.of([text])
         logits = logits_of(target, batch.hidden)[0]
-        noise = gumbel(
-            noise_keys([number] * len(logits), range(len(logits)), logits.device).unsqueeze(1),
-            torch.arange(logits.shape[1], device=logits.device),
-        )
-        noise = (noise * temperature).float()
+        noise = (shared_noise(number, logits) * temperature).float()
         chosen = logits.argmax(dim=-1), (logits + noise).argmax(dim=-1)
         for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, heads.depth), 1):
             own = logits_of(target, states)[0]

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cloud_verifier.core.engine_protocol import IntArray
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
-from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
-from forerun.options import JsonOption
-from forerun.prompts import bundled
 from forerun.terminal import note, table
-from training.options import check_out, ms, read_prompts
-from training.record import BATCH, write_texts
+from training.options import check_out, ms
+from training.target_texts import TextsOptions, divided, kept_texts
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine
@@ -53,26 +45,14 @@ GREEDY_EVERY = 4
 HELD_OUT_EVERY = 12
 """Every so many prompts are held out: their texts are only measured."""
 
-LONGEST_PROMPT = 512  # tokens; of a longer prompt its beginning
 SAVE_EVERY, NOTE_EVERY = 100, 25  # updates
-KEEP_EVERY = 60.0  # seconds in which the target writes
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadsOptions(JsonOption):
-    """Declares the target, and the prompts of its texts."""
+class HeadsOptions(TextsOptions):
+    """Declares the target."""
 
     model: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
-    prompts: Path | None = setting(
-        None, "file of prompts: a JSON list of texts, or JSON lines (default: bundled ones)", "FILE"
-    )
-    max_tokens: int = setting(128, "most tokens of each text", "N", low=1)
-    device: str = setting("cpu", "device of torch: cpu, cuda or cuda:N")
-    threads: int = setting(0, "threads of torch; 0: torch's own choice", "N")
-
-    def texts_before(self) -> list[str]:
-        """Return the prompts. Raise `UserError`."""
-        return bundled() if self.prompts is None else read_prompts(self.prompts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +68,12 @@ class TrainOptions(HeadsOptions):
 
     def __post_init__(self) -> None:
         check_out(self.out)
+
+    def sampling_of(self, group: int) -> SamplingParams:
+        """Return the sampling of a group of texts."""
+        temperature = 0.0 if group % GREEDY_EVERY == 0 else WARM
+        seed = self.seed * self.texts + group
+        return SamplingParams(temperature=temperature, seed=seed, max_tokens=self.max_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +105,13 @@ def _train(options: TrainOptions) -> int:
     from training.head_training import RATES, accuracy, digest, head_losses, read_texts
     from training.trainer import Checkpoint, Trainer
 
-    target, prompts = engine.model, _tokenized(options, engine)
+    target, prompts = engine.model, options.tokenized(engine.info, engine.model.tokenize)
     label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)
     told = {**asdict(label), "steps": options.steps, "seed": options.seed}
     told |= {"texts": options.texts, "max_tokens": options.max_tokens, "data": digest(target, prompts)}
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
-    texts = _write_texts(options, engine, prompts, checkpoint)
-    note(f"the target reads {len(texts)} texts, {sum(map(len, texts))} tokens")
-    read = list(read_texts(target, texts))
-    held_out = [text for number, text in enumerate(read) if _is_held_out(number, len(prompts))]
-    others = [text for number, text in enumerate(read) if not _is_held_out(number, len(prompts))]
+    texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
+    others, held_out = divided(list(read_texts(target, texts)), len(prompts), HELD_OUT_EVERY)
     torch.manual_seed(options.seed)
     heads = KINDS[options.kind](target, options.depth).requires_grad_(True)
     losses, lengths = head_losses(heads, target, others), [len(text.tokens) for text in others]
@@ -145,40 +128,12 @@ def _train(options: TrainOptions) -> int:
     return 0
 
 
-def _write_texts(
-    options: TrainOptions, engine: TorchEngine, prompts: Sequence[Sequence[int]], checkpoint: Checkpoint
-) -> list[IntArray]:
-    """Return texts of the target behind their prompts, those of the checkpoint first. Keep them there."""
-    texts, kept_at = list(checkpoint.texts), time.monotonic()
-    while len(texts) < options.texts:
-        first, number = len(texts), len(texts) // BATCH
-        group = [prompts[at % len(prompts)] for at in range(first, min(first + BATCH, options.texts))]
-        temperature = 0.0 if number % GREEDY_EVERY == 0 else WARM
-        seed = options.seed * options.texts + number
-        sampling = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.max_tokens)
-        written = write_texts(engine, group, sampling)
-        texts += [np.array([*prompt, *text], np.int32) for prompt, text in zip(group, written, strict=True)]
-        note(f"the target has written {len(texts)} of {options.texts} texts")
-        if len(texts) == options.texts or time.monotonic() - kept_at >= KEEP_EVERY:
-            checkpoint.save(texts)
-            kept_at = time.monotonic()
-    return texts
-
-
-def _is_held_out(number: int, num_prompts: int) -> bool:
-    """Tell whether a text is only measured: with its prompt, if there are enough prompts."""
-    place = number % num_prompts if num_prompts >= HELD_OUT_EVERY else number
-    return place % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
-
-
 def _run_steps(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    began_at, begun = time.monotonic(), trainer.done
-    while trainer.done < trainer.num_updates:
-        losses = trainer.step()
+    from training.head_training import LEVEL_WEIGHT
+
+    for losses, left in trainer.updates():
         if trainer.done % NOTE_EVERY == 0:
-            pace = (time.monotonic() - began_at) / (trainer.done - begun)
-            left = pace * (trainer.num_updates - trainer.done)
-            shown = " ".join(f"{loss:.2f}" for loss in losses)
+            shown = " ".join(f"{loss / LEVEL_WEIGHT**level:.2f}" for level, loss in enumerate(losses))
             note(f"update {trainer.done} of {trainer.num_updates}, nats by level {shown}, {left:.0f} s left")
         if trainer.done % SAVE_EVERY == 0:
             checkpoint.save(state=trainer.state())
@@ -202,7 +157,8 @@ def _check(options: HeadsCheckOptions) -> int:
     from training.drafter_trial import try_drafter
 
     sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
-    report = try_drafter(engine, _tokenized(options, engine), sampling, options.step_floor)
+    prompts = options.tokenized(engine.info, engine.model.tokenize)
+    report = try_drafter(engine, prompts, sampling, options.step_floor)
     print(json.dumps({**asdict(report), "best_depth": report.best_depth}) if options.json else _tried(report))
     return 0
 
@@ -235,23 +191,11 @@ def _tried(report: TrialReport) -> str:
 
 def _engine(options: HeadsOptions, drafter: str | None = None) -> TorchEngine:
     """Load the target; without a drafter in float32, because heads are trained beside it."""
-    import torch
-
-    if options.threads:
-        torch.set_num_threads(options.threads)
     from cloud_verifier.engine.torch_loading import load_engine
 
-    slots = BATCH * (LONGEST_PROMPT + options.max_tokens + 1)
+    options.use_threads()
     dtype = "float32" if drafter is None else "auto"
-    engine, _ = load_engine(options.model, slots, dtype=dtype, device=options.device, drafter=drafter)
+    engine, _ = load_engine(
+        options.model, options.num_slots, dtype=dtype, device=options.device, drafter=drafter
+    )
     return engine
-
-
-def _tokenized(options: HeadsOptions, engine: TorchEngine) -> list[list[int]]:
-    """Return the prompts in tokens. Raise `UserError` if the model is too short for the texts after them."""
-    longest = min(LONGEST_PROMPT, engine.info.max_positions - options.max_tokens - 1)
-    if longest < 1:
-        raise UserError(
-            f"--max-tokens is {options.max_tokens}, and the model has {engine.info.max_positions} positions"
-        )
-    return [engine.model.tokenize(text)[:longest] for text in options.texts_before()]

@@ -20,6 +20,7 @@ from cloud_verifier.engine.packing import item_of
 from common.sampling import SamplingParams
 from schemes.drafters.ranking import gumbel, noise_keys
 from training.losses import coupled_acceptance
+from training.trainer import side_by_side
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine
@@ -93,12 +94,8 @@ class LessonBatch:
 
     @classmethod
     def of(cls, lessons: Sequence[Lesson]) -> LessonBatch:
-        longest = max(len(lesson.tokens) for lesson in lessons)
-        tokens = torch.zeros((len(lessons), longest), dtype=torch.int64)
-        is_taught = torch.zeros((len(lessons), longest), dtype=torch.bool)
-        for row, lesson in enumerate(lessons):
-            tokens[row, : len(lesson.tokens)] = torch.from_numpy(lesson.tokens.astype(np.int64))
-            is_taught[row, lesson.first : len(lesson.tokens)] = True
+        firsts = [lesson.first for lesson in lessons]
+        tokens, is_taught = side_by_side([lesson.tokens for lesson in lessons], firsts)
         best = torch.from_numpy(np.concatenate([lesson.best for lesson in lessons]).astype(np.int64))
         logprobs = torch.from_numpy(np.concatenate([lesson.logprobs for lesson in lessons]))
         return cls(tokens, is_taught, best, with_rest(logprobs))
@@ -107,6 +104,12 @@ class LessonBatch:
         """Return the target's and the draft's log-probabilities, both [N, K + 1]."""
         own = (draft(self.tokens)[self.is_taught].float() / temperature).log_softmax(dim=-1)
         return self.target, with_rest(own.gather(-1, self.best))
+
+
+def shared_noise(seed: int, rows: Tensor) -> Tensor:
+    """Return the noise float64 [N, V] of logits [N, V], the first of which is that of position 0."""
+    keys = noise_keys([seed] * len(rows), range(len(rows)), rows.device)
+    return gumbel(keys.unsqueeze(1), torch.arange(rows.shape[1], device=rows.device))
 
 
 def with_rest(logprobs: Tensor) -> Tensor:
@@ -137,8 +140,7 @@ def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> Dra
         listed = with_rest(own.gather(-1, batch.best))
         coupled.append(coupled_acceptance(batch.target, listed, has_rest=True))
         greedy.append(own.argmax(dim=-1) == batch.best[:, 0])
-        keys = noise_keys([seed] * len(own), range(len(own)), own.device).unsqueeze(1)
-        noise = gumbel(keys, torch.arange(own.shape[1])).float()
+        noise = shared_noise(seed, own).float()
         theirs = batch.target[:, :-1] + noise.gather(-1, batch.best)
         chosen = batch.best.gather(-1, theirs.argmax(dim=-1, keepdim=True))
         scores = own + noise

@@ -6,7 +6,8 @@ had not been interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,7 @@ class Trainer:
     """Makes `num_updates` updates of `parameters`; an update is one call of `step`.
 
     Args: parameters by name; losses; lengths: tokens of each text; rates: highest learning rates of matrices
-    and of all else; seed of the order of the texts; tables: names of
-    matrices that hold a row for each token.
+    and of all else; seed of the order of the texts; tables: names of matrices with a row for each token.
     """
 
     def __init__(
@@ -70,6 +70,14 @@ class Trainer:
         self._optimizer.step(rate_factor(self.share))
         self.done += 1
         return numbers.tolist()
+
+    def updates(self) -> Iterator[tuple[list[float], float]]:
+        """Make the updates that are left. Yield the loss's numbers after each, and the seconds to go."""
+        began_at, begun = time.monotonic(), self.done
+        while self.done < self.num_updates:
+            numbers = self.step()
+            pace = (time.monotonic() - began_at) / (self.done - begun)
+            yield numbers, pace * (self.num_updates - self.done)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the parameters by name."""
@@ -155,6 +163,18 @@ def batches(lengths: Sequence[int], seed: int) -> Iterator[list[int]]:
         for at in range(0, len(order) - most + 1, most):
             yield order[at : at + most]
         epoch += 1
+
+
+def side_by_side(texts: Sequence[IntArray], firsts: Iterable[int]) -> tuple[Tensor, Tensor]:
+    """Return texts padded at their ends, int64 [B, T], and which places hold tokens from a text's `first` on,
+    bool [B, T]."""
+    longest = max(len(text) for text in texts)
+    tokens = torch.zeros((len(texts), longest), dtype=torch.int64)
+    is_real = torch.zeros((len(texts), longest), dtype=torch.bool)
+    for row, (text, first) in enumerate(zip(texts, firsts, strict=False)):
+        tokens[row, : len(text)] = torch.from_numpy(text.astype(np.int64))
+        is_real[row, first : len(text)] = True
+    return tokens, is_real
 
 
 class Checkpoint:

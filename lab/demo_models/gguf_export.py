@@ -22,6 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lab.demo_models import TARGET_DIR
 from lab.demo_models.architecture import ROPE_THETA, load_target
 from lab.demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
+from training.draft_weights import Relation, finish
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -36,11 +37,6 @@ BLOCK_TENSORS: Final = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
-
-
-def interleave_rows(weight: FloatArray, num_heads: int) -> FloatArray:
-    """Reorder `[heads * dim, in]` from rotary pairs `(i, i + dim/2)`, Hugging Face, to `(2i, 2i + 1)`."""
-    return weight.reshape(num_heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_target(path: Path, *, quantised: bool = True) -> None:
@@ -66,10 +62,7 @@ def write_gguf(
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def gguf_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, FloatArray]]:
@@ -79,15 +72,17 @@ def gguf_tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, FloatArray]]:
     """
     weights = model.state_dict()
     names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm"}
-    heads_of = {"attn_q": model.config.num_attention_heads, "attn_k": model.config.num_key_value_heads}
-    for layer in range(model.config.num_hidden_layers):
+    config = model.config
+    assert config.num_key_value_heads is not None, "set by llama_config"
+    heads_of = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for layer in range(config.num_hidden_layers):
         names |= {
             f"model.layers.{layer}.{name}": f"blk.{layer}.{short}" for name, short in BLOCK_TENSORS.items()
         }
     for name, short in names.items():
         array: FloatArray = weights[f"{name}.weight"].float().contiguous().numpy()
-        heads = heads_of.get(short.rpartition(".")[2])
-        yield f"{short}.weight", np.ascontiguousarray(interleave_rows(array, heads) if heads else array)
+        relation = Relation(heads_of.get(short.rpartition(".")[2], 0))
+        yield f"{short}.weight", relation.to_file(array)
 
 
 def add_header(writer: gguf.GGUFWriter, config: LlamaConfig, *, quantised: bool) -> None:

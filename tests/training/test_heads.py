@@ -61,9 +61,9 @@ def test_trained_heads_are_served_and_tried(
 def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training import heads, record
+    from training import record, target_texts
 
-    monkeypatch.setattr(heads, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(target_texts, "KEEP_EVERY", 0.0)
     write = record.write_texts
     groups = list[int]()
 
@@ -74,7 +74,7 @@ def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
         return write(engine, group, sampling)
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads, "write_texts", interrupted)
+        patch.setattr(target_texts, "write_texts", interrupted)
         main([*train, "--steps", "1"])
     prompts = tmp_path / "prompts.json"
     same = prompts.read_text()
@@ -86,11 +86,16 @@ def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     assert "written 16 of 24" not in capsys.readouterr().err
 
 
-def test_texts_that_do_not_fit_the_model_are_refused(
-    train: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("given", [("--steps", "0"), ("--max-tokens", "4000")], ids=str)
+def test_what_cannot_be_trained_is_refused(
+    train: list[str], given: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*train, "--max-tokens", "4000"]) == 2
-    assert "--max-tokens is 4000" in capsys.readouterr().err
+    try:
+        code: Any = main([*train, *given])
+    except SystemExit as ended:  # of the command line, which knows the bounds of a number
+        code = ended.code
+    assert code == 2
+    assert " is ".join(given) in capsys.readouterr().err
 
 
 def test_a_drafter_that_does_not_exist_is_refused(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,14 +77,15 @@ def test_the_shipped_file_chooses_as_torch_does_nearly_everywhere() -> None:
 @pytest.mark.torch
 def test_what_is_written_in_f32_is_read_back_exactly(tmp_path: Path) -> None:
     from lab.demo_models.architecture import new_model
-    from lab.demo_models.gguf_export import interleave_rows, read_gguf, write_gguf
+    from lab.demo_models.gguf_export import read_gguf, write_gguf
+    from training.draft_weights import Relation
 
     model = new_model(1, seed=3)
     write_gguf(model, TARGET_DIR / "tokenizer.json", tmp_path / "a.gguf", quantised=False)
     back = read_gguf(tmp_path / "a.gguf").state_dict()
     assert all(bool((weight == back[name]).all()) for name, weight in model.state_dict().items())
     rows = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
-    assert interleave_rows(rows, 2)[:, 0].tolist() == [0, 6, 3, 9, 12, 18, 15, 21]
+    assert Relation(2).to_file(rows)[:, 0].tolist() == [0, 6, 3, 9, 12, 18, 15, 21]
 
 
 @pytest.mark.torch
