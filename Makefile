@@ -28,10 +28,10 @@ LLAMA_CMAKE := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/con
 FORERUN_REAL_MODELS ?=
 MODELS := $(if $(FORERUN_REAL_MODELS),,$(SMOLLM2))
 
-# Tests of published schemes, of training and of the lab: `make lab` runs them.
 # A test that takes 15 minutes hangs: it is named, with the stacks of all threads.
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -m "not soak and not large" \
 	-o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+# Tests of published schemes, of training and of the lab: `make lab` runs them.
 LAB_TESTS := tests/schemes tests/training tests/lab
 
 # More arguments for a command: make test ARGS='-k noise', make demo ARGS='--rtt 100'

@@ -57,6 +57,10 @@ class ChildProcess:
         except OSError as error:
             raise LocalError(f"no process can be started for {purpose}: {error.strerror or error}") from error
         weakref.finalize(self, _end, self._process)
+        assert self._process.stdin is not None, "started with a pipe"
+        assert self._process.stdout is not None, "started with a pipe"
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)  # a child that does not read holds up no caller
         if self.ask(first, START_PATIENCE) is None:
             raise LocalError(
                 f"the process for {purpose} does not begin; `{sys.executable} -m {module}` says why"
@@ -74,16 +78,18 @@ class ChildProcess:
         The work may take `seconds` of processor time, where the system can count them, and `memory` bytes
         (0: no bound). Raises `CapacityError` if no answer comes within `patience` seconds on the clock.
         """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None, "started with a pipe"
-        assert stdout is not None, "started with a pipe"
-        late_at = time.monotonic() + patience
-        output = select.poll()
-        output.register(stdout, select.POLLIN)
+        left = memoryview(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
+        late_at, line = time.monotonic() + patience, bytearray()
+        ready = select.poll()
+        ready.register(self._output, select.POLLIN)
+        ready.register(self._input, select.POLLOUT)
         try:
-            stdin.write(json.dumps({"seconds": seconds, "message": message}).encode() + b"\n")
-            stdin.flush()
-            while not output.poll(LOOK_EVERY_MS):
+            while not line.endswith(b"\n"):
+                for pipe, _ in ready.poll(LOOK_EVERY_MS):
+                    if pipe == self._output:
+                        line += self._read(len(line))
+                    elif not (left := left[os.write(self._input, left) :]):
+                        ready.unregister(self._input)
                 if memory and resident(self._process.pid) > memory:
                     self.why = f"needs more than {memory >> 20} MiB of memory"
                     self._process.kill()
@@ -95,13 +101,20 @@ class ChildProcess:
                         f"{patience:g} s; try again later",
                         Code.UNAVAILABLE,
                     )
-            answer: dict[str, Any] = json.loads(stdout.readline(self._max_line))
+            answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError):  # it has ended, or writes no line of JSON
             self._process.kill()
             if self._process.wait() == -OUT_OF_TIME:
                 self.why = f"takes more than {seconds:g} s of processor time"
             return None
         return answer
+
+    def _read(self, held: int) -> bytes:
+        """Return the next bytes of an answer, of which `held` are there. Raise `ValueError` if it ends."""
+        piece = os.read(self._output, self._max_line - held)
+        if not piece:
+            raise ValueError("the line has no end")
+        return piece
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -63,11 +63,11 @@ def places(options: Any) -> EdgePaths:
     return SYSTEM if getattr(options, "system", False) else find_paths(os.environ)
 
 
-def read_prompt(prompt: str | None, file: str | None = None) -> str:
-    """Return the prompt, or the text of the file or of standard input. Raise `UserError`."""
+def read_prompt(prompt: str | None) -> str:
+    """Return the prompt, or the text of standard input. Raise `UserError`."""
     try:
         if prompt is None:
-            prompt = sys.stdin.read() if file is None else Path(file).read_text(encoding="utf-8")
+            prompt = sys.stdin.read()
         prompt.encode("utf-8")  # Python lets other bytes of arguments and standard input in, as surrogates
     except OSError as error:
         raise UserError(f"the prompt cannot be read: {error}") from error

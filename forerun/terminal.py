@@ -60,8 +60,7 @@ async def watch(
     the command.
     """
     out = out or sys.stdout
-    if isinstance(out, io.TextIOWrapper):
-        out.reconfigure(errors="replace")  # edges choose names that this output may not show
+    show_any_text(out)  # edges choose names
     console = Console(file=out, highlight=False)
     screen = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False)
     before: Look | None = None
@@ -101,6 +100,12 @@ OBEYED = {
     if chr(code) not in "\t\n\r"
 }
 """Maps each control character that a terminal obeys to a visible picture."""
+
+
+def show_any_text(out: TextIO) -> None:
+    """Have `out` replace the characters that it cannot show."""
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="replace")
 
 
 def harmless(text: str) -> str:

@@ -13,9 +13,7 @@ COMMANDS = {"bench": "lab.bench.capacity"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return as `forerun.cli.main`."""
-    argv = sys.argv[1:] if argv is None else argv
-    only = next((word for word in argv if word in COMMANDS), None)
-    return run(build_parser(only, COMMANDS, "python -m lab", __doc__ or ""), argv)
+    return run(build_parser(None, COMMANDS, "python -m lab", __doc__ or ""), argv)
 
 
 if __name__ == "__main__":

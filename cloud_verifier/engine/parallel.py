@@ -163,7 +163,7 @@ class Leader:
 
     def _beat(self) -> None:
         """Send beats until `end`, to notice a broken connection when no step notices it."""
-        while not self._over.wait(self._ranks.patience / BEATS_PER_PATIENCE):
+        while not self._over.wait(self.patience / BEATS_PER_PATIENCE):
             with self.lock:
                 if not self._spoken:
                     self._say(BEAT)
@@ -173,7 +173,7 @@ class Leader:
         """Send `BEAT` or `END`."""
         if self.lost is not None:
             return
-        end_unless_fed(self._ranks.patience)
+        end_unless_fed(self.patience)
         try:
             self._send(np.array([word], dtype=np.int64))
         except RuntimeError as error:  # gloo's, when a connection is closed

@@ -148,9 +148,7 @@ class TorchEngine(PackedEngine):
     @torch.inference_mode()
     def _step(self, plan: StepPlan) -> StepResult:
         with capacity_errors(plan):
-            step = pack(plan, self._limits, self._marks)
-            if self.drafter is not None:
-                self.drafter.note(step)
+            step = self._pack(plan)
             if has_rules(plan) and len(step.outputs):
                 return self._by_rules(plan, step)
             return by_item(plan, self.runner.run(step))
@@ -159,10 +157,13 @@ class TorchEngine(PackedEngine):
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
         with capacity_errors(plan):
-            step = pack(plan, self._limits, self._marks)
-            if self.drafter is not None:
-                self.drafter.note(step)
-            return self.forward(step)
+            return self.forward(self._pack(plan))
+
+    def _pack(self, plan: StepPlan) -> PackedStep:
+        step = pack(plan, self._limits, self._marks)
+        if self.drafter is not None:
+            self.drafter.note(step)
+        return step
 
     def guess(self, plan: GuessPlan) -> GuessResult:
         return super().guess(plan) if self.drafter is None else self.drafter.guess(plan)

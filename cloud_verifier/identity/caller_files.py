@@ -19,7 +19,7 @@ from common.errors import Code, UserError
 LIMITS = "the file of tenants' limits"
 DEFAULT, TENANTS = "default", "tenant"
 
-KNOWN = {entry.key: entry for entry in entries_of(Quota)}
+KNOWN = {entry.field: entry for entry in entries_of(Quota)}
 
 BURSTS = {"burst": "positions_per_second", "session_burst": "sessions_per_second"}
 """The rate to which each burst belongs."""

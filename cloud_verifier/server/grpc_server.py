@@ -28,14 +28,12 @@ from common.wire.grpc_options import server_options, session_bytes
 from common.wire.wire_fields import check_request
 
 
-class _NotOfLostCalls(logging.Filter):
-    """Drops gRPC's error about a call whose client was gone before the call's status could be sent."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("ExecuteBatchError")
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tell gRPC's errors from the one about a call whose client was gone before its status could be sent."""
+    return not record.getMessage().startswith("ExecuteBatchError")
 
 
-logging.getLogger("grpc._cython.cygrpc").addFilter(_NotOfLostCalls())
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
 
 
 def listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

@@ -198,4 +198,4 @@ def _metavar(entry: Entry) -> str | None:
         return "N"
     if said.is_path:
         return "FILE"
-    return None if said.is_argument else entry.key.rpartition("_")[2].upper()
+    return None if said.is_argument else entry.field.rpartition("_")[2].upper()

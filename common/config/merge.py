@@ -208,7 +208,7 @@ def _section(schema: Schema[Any], name: str, merged: Layer, prefix: str = "") ->
     def value_of(key: str) -> tuple[Value, Origin]:
         return merged.get(f"{prefix}{name}.{key}") or merged[f"{name}.{key}"]
 
-    values = {entry.field: _at_home(entry, value_of(entry.key)[0]) for entry in schema.of(name)}
+    values = {entry.field: _at_home(entry, value_of(entry.field)[0]) for entry in schema.of(name)}
     try:
         return schema.sections[name](**values)
     except InvalidValue as error:
@@ -242,7 +242,7 @@ def _at_home(entry: Entry, value: Value) -> Value:
 def _known(entries: Mapping[str, Entry], origin: Origin, section: str, key: str) -> Entry:
     entry = entries.get(f"{section}.{key}")
     if entry is None:
-        keys = [each.key for each in entries.values() if each.section == section]
+        keys = [each.field for each in entries.values() if each.section == section]
         raise UserError(f"{origin}: [{section}] has no setting {key!r}{meant(key, keys)}")
     return entry
 
@@ -250,7 +250,7 @@ def _known(entries: Mapping[str, Entry], origin: Origin, section: str, key: str)
 def _no_section(entries: Mapping[str, Entry], sections: Sequence[str], name: str, prefix: str) -> str:
     if name in sections:
         return f"{prefix + name!r} must be a table: write [{prefix}{name}]"
-    if places := [entry.section for entry in entries.values() if entry.key == name]:
+    if places := [entry.section for entry in entries.values() if entry.field == name]:
         return f"{prefix + name!r} stands outside its section; did you mean [{places[0]}]?"
     return f"there is no section {prefix + name!r}{meant(name, sections)}"
 

@@ -65,7 +65,7 @@ def as_json(schema: Schema[Config], loaded: Loaded[Config], *, origins: bool) ->
         for entry in entries:
             value, origin = _value(config, entry), loaded.origins[entry.name]
             one = {"value": value, "layer": origin.layer, "place": origin.place} if origins else value
-            sections.setdefault(entry.section.rpartition(".")[2], {})[entry.key] = one
+            sections.setdefault(entry.section.rpartition(".")[2], {})[entry.field] = one
         return sections
 
     variants = _variants(schema, loaded)
@@ -106,7 +106,7 @@ def _row(schema: Schema[Config], entry: Entry) -> str:
         allowed = allowed.replace(phrase, short)
     meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
     meaning += " (no option)" if schema.is_flat and not entry.flags else ""
-    cells = [f"`{entry.key}`", f"`{default}`", allowed, meaning]
+    cells = [f"`{entry.field}`", f"`{default}`", allowed, meaning]
     if not schema.is_flat:
         cells.append(f"`{entry.flags[0]}`" if entry.flags else "none")
     return f"| {' | '.join(cells)} |"
@@ -114,8 +114,8 @@ def _row(schema: Schema[Config], entry: Entry) -> str:
 
 def _line(entry: Entry, value: Value) -> str:
     if value is None and not entry.setting.unset:
-        return f"# {entry.key} is not set"
-    return f"{entry.key} = {as_toml(entry.setting.unset if value is None else value)}"
+        return f"# {entry.field} is not set"
+    return f"{entry.field} = {as_toml(entry.setting.unset if value is None else value)}"
 
 
 def _value(config: Any, entry: Entry) -> Any:

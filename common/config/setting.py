@@ -76,14 +76,9 @@ class Entry:
     variable: str = ""  # the environment variable that sets it
 
     @property
-    def key(self) -> str:
-        """Return the name in the section."""
-        return self.field
-
-    @property
     def name(self) -> str:
         """Return the name in messages: `draft.context`, or of a command's own option `--context`."""
-        return f"{self.section}.{self.key}" if self.section else self.flag or self.key
+        return f"{self.section}.{self.field}" if self.section else self.flag or self.field
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -258,7 +253,7 @@ class Schema(Generic[Config]):
         defaults = self.make()
         for section, kind in self.sections.items():
             for entry in entries_of(kind):  # type: ignore[arg-type]  # as above
-                name = entry.key if self.is_flat else f"{section}_{entry.key}"
+                name = entry.field if self.is_flat else f"{section}_{entry.field}"
                 yield replace(
                     entry,
                     default=getattr(getattr(defaults, section), entry.field),

@@ -30,7 +30,7 @@ from edge_client.formats.chat_template import ChatTemplate
 from edge_client.formats.contents import Contents, strings
 from edge_client.formats.detokenizer import spelled
 from edge_client.formats.dialect import Dialect, Heading, Usage
-from edge_client.formats.families import family_of, marks_of
+from edge_client.formats.families import begun_by, family_of
 from edge_client.formats.fields import Fields, are_token_ids
 from edge_client.formats.infill import Gap, Infill
 from edge_client.formats.message import MessageForm
@@ -359,7 +359,7 @@ class TextEndpoints:
         tools = [each.to_json() for each in chat.tools.callable]
         has_own_calls = not tools or self._style(template).is_own
         form = family_of(template.source).form(template.source, has_own_calls)
-        return replace(form, prefix=marks_of(form).prefix(prompt), tools=tools)
+        return replace(begun_by(form, prompt), tools=tools)
 
     async def _references(self, asked: ParsedRequest) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of the texts that the answer may repeat, `MOST_REFERRED` at most together."""

@@ -15,7 +15,7 @@ from common.errors import PeerError, UserError
 from edge_client.formats.call_syntax import CONTENT, HERMES, IDS, PROBES, CallSyntax, Controls, find_syntax
 from edge_client.formats.chat_template import ChatTemplate, CostlyTemplateError
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.families import family_of, marks_of
+from edge_client.formats.families import begun_by, family_of
 from edge_client.formats.json_text import json_text
 from edge_client.formats.message import Json, Message, MessageForm
 from edge_client.formats.message_reader import MessageReader
@@ -134,7 +134,7 @@ def _is_read(probes: _Probes, controls: Controls, chat: Sequence[Json], form: Me
     begun = probes.text(chat[:-1], {"tools": PROBES})
     whole = probes.text(chat, {"tools": PROBES, "add_generation_prompt": False})
     begun = controls.common_prefix(begun, whole)
-    reader = MessageReader(replace(form, prefix=marks_of(form).prefix(begun), tools=PROBES))
+    reader = MessageReader(replace(begun_by(form, begun), tools=PROBES))
     message = Message()
     message.add(reader.feed([TextSpan(whole.removeprefix(begun), None)]))
     message.add(reader.finish())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -283,6 +283,11 @@ def _marks(name: str, thinks: bool, has_own_calls: bool) -> MessageMarks:
     reasoning = (family.reasoning or THINK) if thinks else None
     regions = tuple(each for each in (calls, reasoning) if each is not None)
     return MessageMarks(pattern(family.start), regions, family.content)
+
+
+def begun_by(form: MessageForm, prompt: str) -> MessageForm:
+    """Return the form of a message that begins behind a prompt."""
+    return replace(form, prefix=marks_of(form).prefix(prompt))
 
 
 def marks_of(form: MessageForm) -> MessageMarks:

@@ -141,7 +141,9 @@ class Fields:
             raise wrong(f"{self.at}{name}", words, "unknown_parameter")
 
     def _within(self, place: str, values: Mapping[str, Any]) -> Fields:
-        self._inner.append(inner := Fields(values, f"{self.at}{place}"))
+        inner = Fields(values, f"{self.at}{place}")
+        if logger.isEnabledFor(logging.DEBUG):  # `finish` has no use for it otherwise
+            self._inner.append(inner)
         return inner
 
     def _unread(self) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
@@ -15,7 +14,7 @@ from edge_client.texts.events import (
     TextEvent,
     ThoughtAdded,
 )
-from forerun.terminal import RESET, Painter, harmless, note, number_in
+from forerun.terminal import RESET, Painter, harmless, note, number_in, show_any_text
 
 Figures = Mapping[str, Any]
 
@@ -39,8 +38,7 @@ class Display:
     alone, and notes go to standard error. The text goes on behind `prompt`."""
 
     def __init__(self, painter: Painter, out: TextIO, *, origin: bool, prompt: str = "") -> None:
-        if isinstance(out, io.TextIOWrapper):
-            out.reconfigure(errors="replace")
+        show_any_text(out)
         self._painter, self._out, self._origin = painter, out, origin
         self._is_left = True  # the text ends at the left edge
         self._thinks = False  # the last text was reasoning

@@ -213,13 +213,12 @@ async def _measure_points(
     plan: Plan, stage: Stage, texts: Sequence[LoadText], progress: Progress
 ) -> list[dict[str, Any]]:
     """Run all schemes at each point, in alternating order, so that noise affects all alike."""
-    points, every = [], loads(plan, texts)
-    total, done = plan.repeats * sum(len(schemes(plan)) for _ in every), itertools.count(1)
+    points, every, in_turn = [], loads(plan, texts), schemes(plan)
+    total, done = plan.repeats * len(every) * len(in_turn), itertools.count(1)
     for load in every:
-        compared_here = schemes(plan)
-        runs: dict[str, list[Figures]] = {scheme.name: [] for scheme in compared_here}
+        runs: dict[str, list[Figures]] = {scheme.name: [] for scheme in in_turn}
         for repeat in range(plan.repeats):
-            for scheme in compared_here if repeat % 2 == 0 else reversed(compared_here):
+            for scheme in in_turn if repeat % 2 == 0 else reversed(in_turn):
                 runs[scheme.name].append(await scheme.run(plan, stage, load))
                 progress(next(done), total, f"{load.clients} sessions, {scheme.name}")
         points.append({"sessions": load.clients, **compared(runs)})

@@ -16,7 +16,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -30,8 +30,17 @@ from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.network.generation import Generation
 from forerun.cli import reported
-from forerun.rig import LONGEST_LINE
-from lab.bench.load import OFF, ORACLE, RECORDED, LoadJob, LoadText, TextRun, first_difference, frozen
+from lab.bench.load import (
+    OFF,
+    ORACLE,
+    RECORDED,
+    LoadJob,
+    LoadText,
+    TextRun,
+    first_difference,
+    frozen,
+    json_lines,
+)
 from lab.bench.oracle import KnowingDrafter, Oracle, recording
 from simulator.drafts import HONEST
 from simulator.knowledge import Candidates, Knowledge
@@ -40,15 +49,6 @@ WARMING = 64
 """Number of connections made at a time."""
 
 clock = time.monotonic
-
-
-async def json_lines() -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON lines of standard input to its end: the other side of `RigProcess.write`."""
-    reader = asyncio.StreamReader(limit=LONGEST_LINE)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    while line := await reader.readline():
-        yield json.loads(line)
 
 
 class LoopDrafts:

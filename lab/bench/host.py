@@ -30,8 +30,8 @@ from forerun.cli import reported
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
 from forerun.rig_verifier import config_of, parser_of
-from lab.bench.clients import json_lines
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine
+from lab.bench.load import json_lines
 
 Clock = Callable[[], float]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.sampling import SamplingParams
+from forerun.rig import LONGEST_LINE
 from lab.bench.formula import FORMULA, VOCAB_SIZE
 
 OFF, ORACLE, RECORDED = "off", "oracle", "recorded"
@@ -32,6 +36,15 @@ LONGEST_CUT = 7
 
 FORMULA_PROMPTS, FORMULA_PROMPT = 64, 48
 """Number of the formula's prompts, and the tokens of each."""
+
+
+async def json_lines() -> AsyncIterator[dict[str, Any]]:
+    """Yield the JSON lines of standard input to its end: the other side of `RigProcess.write`."""
+    reader = asyncio.StreamReader(limit=LONGEST_LINE)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        yield json.loads(line)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ async def under_attack(stage: Stage, attack: Awaitable[None], before: Text | Non
     [
         (verifier_with_tokens, on_verifier.compressed_padding),
         (verifier_with_tokens, on_verifier.forged_tokens),
+        pytest.param(verifier_with_tokens, on_verifier.compressed_padding, marks=pytest.mark.soak),
+        pytest.param(verifier_with_tokens, on_verifier.forged_tokens, marks=pytest.mark.soak),
         pytest.param(verifier, on_verifier.slow_grammars, marks=pytest.mark.soak),
         pytest.param(drafting_daemon, on_daemon.burst, marks=pytest.mark.soak),
         pytest.param(drafting_daemon, on_daemon.control_words, marks=pytest.mark.soak),

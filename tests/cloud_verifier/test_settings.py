@@ -62,7 +62,7 @@ def values_of(entry: Entry) -> st.SearchStrategy[Any]:
         return st.lists(st.sampled_from(rules), min_size=1, max_size=3)
     if said.choices:
         return st.sampled_from(said.choices)
-    return st.just(TEXTS.get(entry.key, "word"))
+    return st.just(TEXTS.get(entry.field, "word"))
 
 
 def as_text(value: Any) -> str:
@@ -72,7 +72,7 @@ def as_text(value: Any) -> str:
 def flag_words(entry: Entry, value: Any) -> list[str]:
     """The value on a command line; a switch that is off by default has no word for off."""
     if entry.kind is bool:
-        off = [] if entry.default is False else [f"--no-{entry.key.replace('_', '-')}"]
+        off = [] if entry.default is False else [f"--no-{entry.field.replace('_', '-')}"]
         return [entry.flag] if value else off
     return [f"{entry.flag}={each}" for each in (value if isinstance(value, list) else [as_text(value)])]
 
@@ -82,15 +82,15 @@ def by_flags(*words: str) -> Loaded[VerifierConfig]:
     return load_config(SCHEMA, flags_from(options, SCHEMA), {}, [])
 
 
-@pytest.mark.parametrize("entry", SCHEMA.entries, ids=lambda entry: str(entry.key))
+@pytest.mark.parametrize("entry", SCHEMA.entries, ids=lambda entry: str(entry.field))
 @given(data=st.data())
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_way_to_give_a_setting_gives_the_equal_config(
     entry: Entry, tmp_path: Path, data: st.DataObject
 ) -> None:
     value = data.draw(values_of(entry))
-    more = {**WITH.get(entry.key, {}), entry.key: value}
-    by_key = {each.key: each for each in SCHEMA.entries}
+    more = {**WITH.get(entry.field, {}), entry.field: value}
+    by_key = {each.field: each for each in SCHEMA.entries}
     environment = load_config(
         SCHEMA, {}, {by_key[key].variable: as_text(each) for key, each in more.items()}, []
     )

@@ -22,7 +22,7 @@ from cloud_verifier.telemetry.monitor import DENIED
 from common.errors import Code, UserError
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from forerun.commands.certs import spiffe_id
+from forerun.commands.dev_certs import spiffe_id
 from forerun.log_format import writing
 from tests.support.tiny import EOS, generation, running
 from tests.support.town import (

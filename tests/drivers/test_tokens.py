@@ -24,7 +24,7 @@ from edge_client.core.effects import Fallback
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.verifiers import Verifiers
-from forerun.commands.certs import TokenKey, as_json
+from forerun.commands.dev_certs import TokenKey, as_json
 from forerun.commands.verifier_table import as_json as top_json
 from forerun.commands.verifier_table import table
 from forerun.log_format import FORMATS, writing

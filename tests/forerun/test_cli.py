@@ -13,7 +13,7 @@ from cloud_verifier.server.serving import info_of
 from common.acceptance import AcceptanceRule
 from common.errors import UserError
 from common.sampling import SamplingDefaults
-from forerun.cli import main, own_version
+from forerun.cli import build_parser, main, own_version
 from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
@@ -131,3 +131,15 @@ def test_an_address_in_use_is_told_before_a_model_is_loaded(
         port = taken.getsockname()[1]
         assert main(["verify", "--model", str(tmp_path), "--listen", f"127.0.0.1:{port}"]) == 2
     wording.keep(capsys.readouterr().err)
+
+
+def test_help_needs_no_package_of_a_verifier_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("jwt", "cryptography"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "forerun.commands.dev_certs", raising=False)
+    assert build_parser().format_help()
+    command = ["certs", "token", "--key", "k", "--tenant", "t", "--audience", "a"]
+    assert main(command) == 2
+    assert "forerun[verifier]" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def kind(*words: str) -> str:
 @pytest.fixture
 def keys(tmp_path: Path) -> str:
     pytest.importorskip("jwt")
-    from forerun.commands.certs import TokenKey, as_json
+    from forerun.commands.dev_certs import TokenKey, as_json
 
     path = tmp_path / "keys.json"
     path.write_bytes(as_json(TokenKey.new().jwks()))

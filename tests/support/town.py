@@ -26,7 +26,7 @@ from common.wire.codec import decode_response, encode_request
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings
-from forerun.commands.certs import Authority, TokenKey, as_json, spiffe_id
+from forerun.commands.dev_certs import Authority, TokenKey, as_json, spiffe_id
 from tests.support.tiny import VOCABULARY, System, generation, running
 
 TEXT = SamplingParams(max_tokens=16, ignore_eos=True)

@@ -38,7 +38,7 @@ def from_ray(args: Mapping[str, Any]) -> VerifierConfig:
 def _name(key: str) -> str:
     if key in RAYS_OWN:
         raise UserError(f"{key} cannot be given, because {RAYS_OWN[key]}")
-    known = {entry.key: entry.name for entry in SCHEMA.entries}
+    known = {entry.field: entry.name for entry in SCHEMA.entries}
     if key not in known:
         raise UserError(f"a verifier has no setting {key!r}{meant(key, known)}")
     return known[key]

@@ -71,12 +71,11 @@ _LATENT = {
     "head_dim": 4,
     "num_key_value_heads": 4,
 }
+_ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DEEPSEEK = {
     **_LATENT,
-    "n_routed_experts": 8,
+    **_ROUTED,
     "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
     "n_group": 2,
     "topk_group": 1,
@@ -273,11 +272,11 @@ SERVED_FAMILIES: tuple[Family, ...] = (
     Family("EXAONE MoE", "exaone_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}),
     Family(
         "MiMo V2 Flash", "mimo_v2_flash", "sinks in sliding layers, keys longer than values, experts",
-        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        _ROUTED,
     ),
     Family(
         "Solar Open", "solar_open", "experts by sigmoid",
-        {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        _ROUTED,
     ),
     Family(
         "Command A MoE", "cohere2_moe", "experts, three of four layers slide", {**_EXPERTS, **_THREE_TO_ONE}
@@ -334,7 +333,7 @@ SERVED_FAMILIES: tuple[Family, ...] = (
         {
             "num_hidden_layers": 4, "layer_types": ["mamba", "moe", "attention", "mlp"],
             "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 16,
-            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            **_ROUTED,
             "moe_shared_expert_intermediate_size": 16,
             "initializer_range": 0.1,  # squared ReLUs double the exponent of what rounding moves
         },

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.grpc
 def issuer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A key, and who checks its tokens."""
     from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
-    from forerun.commands.certs import TokenKey, as_json
+    from forerun.commands.dev_certs import TokenKey, as_json
 
     path: Path = tmp_path_factory.mktemp("keys") / "keys.json"
     key = TokenKey.new()

@@ -83,7 +83,7 @@ def test_every_setting_has_a_reason_and_a_line_and_its_flag_sets_it(entry: Entry
         assert entry.setting.unit
         assert entry.setting.low is not None
         assert entry.setting.high is not None
-    assert f"| `{entry.key}` |" in reference(SCHEMA)
+    assert f"| `{entry.field}` |" in reference(SCHEMA)
     text = entry.setting.choices[0] if entry.setting.choices else "text"
     words = [entry.flag] if isinstance(entry.default, bool) else [entry.flag, text]
     assert not entry.flag or entry.name in parsed(*words)

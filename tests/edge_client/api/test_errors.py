@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,8 +17,8 @@ from common.errors import Code, UserError
 from common.vocabulary import Vocabulary
 from edge_client.api.security import Gate
 from edge_client.formats.api_error import api_error
-from edge_client.formats.fields import MAX_DEPTH
-from edge_client.formats.openai import tool_call
+from edge_client.formats.fields import MAX_DEPTH, Fields
+from edge_client.formats.openai import ChatCompletion, tool_call
 from edge_client.network.verifiers import Verifiers
 from edge_client.texts.text_service import TextSettings
 from tests import wording
@@ -384,3 +385,13 @@ async def test_a_template_that_refuses_breaks_or_is_not_there(template: str, sta
         of_a_draft = await refused(found, TEXT, {"prompt": "a", "model": "tiny-draft", "logprobs": 1}, 400)
     wording.keep(error["message"])
     assert of_a_draft["param"] == "logprobs"
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_unknown_fields_cost_little(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A body has room for half a million, and to look for a similar name takes a while for each."""
+    fields = Fields({**OK, **{f"messages{place}": 1 for place in range(100_000)}})
+    begun = time.thread_time()
+    with caplog.at_level(level):
+        ChatCompletion.parse(fields)
+    assert time.thread_time() - begun < 1

@@ -328,11 +328,27 @@ def cost_of(form: MessageForm, *texts: str) -> float:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        '{"' + '\\"' * 40_000,
+        "{" + ',"a\\' * 30_000,
+        "{" + "a" * 90_000,
+        "{a" + " " * 90_000,
+        '{a:<|"|>' * 10_000,
+        '{"' + '<|"|>\\"' * 10_000,
+    ],
+)
+def test_a_call_without_an_end_is_read_in_linear_time(body: str) -> None:
+    text = f"<|tool_call>call:f{body}"
+    form = form_of(SAMPLES["gemma 4"])
+    for end in ("", "<tool_call|>"):
+        assert cost_of(form, *(text[at : at + 4] for at in range(0, len(text), 4)), end) < 8
+    assert said(read(form, text))[2] == []
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("gemma 4", '<|tool_call>call:f{"' + '\\"' * 15_000),
-        ("gemma 4", "<|tool_call>call:f{a" + " " * 30_000),
-        ("gemma 4", '<|tool_call>call:f{"' + '<|"|>\\"' * 4_000),
         ("gemma 4", "<|tool_call>call:" + "f" * 30_000),
         ("qwen 3.5", "<tool_call>" + " " * 30_000),
         ("qwen 3.5", "<tool_call><function=f>" + "<parameter=a>" * 2_500),

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -16,7 +15,7 @@ from common.vocabulary import Vocabulary
 from common.wire.describe import Description
 from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.formats.call_style import call_style
-from edge_client.formats.families import marks_of
+from edge_client.formats.families import begun_by
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import MessageForm
 from edge_client.formats.openai import ChatCompletion
@@ -168,7 +167,7 @@ def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:
     whole, _ = target.prompt([USER, said], chat_template_kwargs={**THINKS, "add_generation_prompt": False})
     pairs = zip(prompt, whole, strict=False)
     begun = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    form = replace(form, prefix=marks_of(form).prefix(begun))
+    form = begun_by(form, begun)
     text = ENDS.sub("", whole.removeprefix(begun))
     for pieces in (list(text), [text], target.family.controls.split(text)):
         found = read(form, *pieces)
