@@ -157,6 +157,11 @@ class TargetSection:
         excludes={"tensor_parallel": "sums over ranks round differently"},
     )
     tensor_parallel: bool = setting(False, "divide the target among torchrun's processes")
+    check: bool = setting(
+        False,
+        "load and probe the target, say what was found, and end",
+        excludes={"tensor_parallel": "it probes a target in one process"},
+    )
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -355,7 +360,6 @@ class OperationsSection:
     )
     log_format: str = setting("text", "text lines, or a JSON object a line", choices=LOG_FORMATS)
     json: bool = setting(False, "print one line of JSON in place of sentences once the verifier listens")
-    check: bool = setting(False, "load and probe the target, say what was found, and end")
 
     def __post_init__(self) -> None:
         check_section(self)
@@ -376,8 +380,6 @@ class VerifierConfig:
             raise UserError(
                 "--tenant-certificate needs --tls-client-ca: without it client certificates are not verified"
             )
-        if self.operations.check and self.target.tensor_parallel:
-            raise UserError("--check probes a target in one process; leave --tensor-parallel out")
         is_plain = not self.target.is_gguf and not self.target.tensor_parallel
         if AcceptanceRule.REFLECTIVE in self.server.rules and not is_plain:
             raise UserError(

@@ -15,7 +15,7 @@ from common.config.merge import Loaded
 from common.config.setting import setting
 from common.errors import UserError
 from edge_client.process import run_file as daemon_file
-from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
+from edge_client.process.paths import EdgePaths, chosen_paths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from simulator.documents import write_error, write_whole
 
@@ -60,7 +60,7 @@ class ConfigOption(PlaceOption):
 
 def places(options: Any) -> EdgePaths:
     """Return the files of the daemon that the parsed options choose."""
-    return SYSTEM if getattr(options, "system", False) else find_paths(os.environ)
+    return chosen_paths(system=getattr(options, "system", False))
 
 
 def read_prompt(prompt: str | None) -> str:
@@ -87,11 +87,6 @@ def write_out(what: str, path: Path, text: str) -> None:
 # The daemon's configuration --------------------------------------------------------------------------------
 
 
-def files_read(config: Path | None, paths: EdgePaths) -> list[Path]:
-    """Return the --config file, or the usual files that exist."""
-    return [path for path in paths.config_files if path.is_file()] if config is None else [config]
-
-
 def given_flags(options: argparse.Namespace) -> str:
     """Return the given settings and configuration file as JSON, with absolute paths for another process."""
     flags = dict(flags_from(options, SCHEMA))
@@ -109,10 +104,10 @@ def as_the_daemon(options: argparse.Namespace, paths: EdgePaths) -> Loaded[EdgeC
         if record is not None and record.flags:
             told = json.loads(record.flags)
             file = None if told["config"] is None else Path(told["config"])
-            return load_config(told["flags"], os.environ, files_read(file, paths))
+            return load_config(told["flags"], os.environ, paths.files_read(file))
     return loaded(options, paths)
 
 
 def loaded(options: argparse.Namespace, paths: EdgePaths) -> Loaded[EdgeConfig]:
     """Load the configuration from files, environment and flags. Raise `UserError`."""
-    return load_config(flags_from(options, SCHEMA), os.environ, files_read(options.config, paths))
+    return load_config(flags_from(options, SCHEMA), os.environ, paths.files_read(options.config))

@@ -14,7 +14,7 @@ from cloud_verifier.core.ledger import VerifierCounters
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.calibration import Beliefs
 from common.errors import LocalError
-from common.offers import offered
+from common.offers import offer
 
 GROUP = "forerun.own_drafters"
 
@@ -27,9 +27,12 @@ class OwnDrafter(Protocol):
     """
 
     beliefs: Beliefs  # about the guesses of sessions that begin
-    is_running: bool  # guesses are under way; no step begins until they have ended
     is_due: bool  # a step has ended since guesses were last planned
     time_spent: float  # seconds of guesses since the last step
+
+    @property
+    def is_running(self) -> bool:
+        """Whether guesses are under way. No step begins until they have ended."""
 
     @property
     def takes_turns(self) -> bool:
@@ -63,8 +66,6 @@ def own_drafter(depth: int, counters: VerifierCounters) -> OwnDrafter | None:
     entry point, as `schemes` does. Raises `LocalError` if none does."""
     if not depth:
         return None
-    entry = offered(GROUP).get("guessing")
-    if entry is None:
-        raise LocalError("the engine has a drafter, and no installed package plans its guesses")
-    make: Callable[[int, VerifierCounters], OwnDrafter] = entry.load()
+    missing = LocalError("the engine has a drafter, and no installed package plans its guesses")
+    make: Callable[[int, VerifierCounters], OwnDrafter] = offer(GROUP, "guessing", missing)
     return make(depth, counters)

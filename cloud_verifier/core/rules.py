@@ -17,7 +17,7 @@ from cloud_verifier.core.engine_protocol import StepItem
 from common.acceptance import AcceptanceRule
 from common.chances import Chances
 from common.errors import LocalError
-from common.offers import offered
+from common.offers import offer
 
 FloatArray = NDArray[np.float64]
 RULES, PARTS = "forerun.rules", "forerun.rule_parts"
@@ -37,10 +37,7 @@ def part_of(name: str) -> Any:
 
 
 def _load(group: str, name: str) -> Any:
-    entry = offered(group).get(name)
-    if entry is None:
-        raise LocalError(f"no installed package offers the acceptance rule {name}")
-    return entry.load()
+    return offer(group, name, LocalError(f"no installed package offers the acceptance rule {name}"))
 
 
 def decide(

@@ -31,7 +31,7 @@ from cloud_verifier.model_source import EXIT, MTP
 from cloud_verifier.progress import Progress, no_progress
 from common.child import available_memory
 from common.errors import UserError
-from common.offers import offered
+from common.offers import offer
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from common.wire.describe import TokenTable
@@ -199,10 +199,8 @@ def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> OwnD
             kind = str(settings.get("speculators_model_type", "eagle3"))
         else:
             kind = "model"
-    entry = offered(DRAFTERS).get(kind)
-    if entry is None:
-        raise UserError(f"--drafter {source}: no installed package offers drafters of kind {kind}")
-    load: LoadDraft = entry.load()
+    missing = UserError(f"--drafter {source}: no installed package offers drafters of kind {kind}")
+    load: LoadDraft = offer(DRAFTERS, kind, missing)
     return load(source, target, vocabulary)
 
 

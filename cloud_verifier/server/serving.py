@@ -39,7 +39,7 @@ from cloud_verifier.telemetry.monitor import DENIED, TENANT_LIMITS, TOKEN_KEYS
 from common.acceptance import AcceptanceRule
 from common.config.live_files import LiveFiles
 from common.errors import UserError
-from common.offers import offered
+from common.offers import offer
 from common.privacy import Privacy
 from common.sampling import NO_ADVICE
 from common.wire.describe import TokenTable
@@ -170,10 +170,8 @@ def load(
 def _engine_around(name: str) -> Callable[..., TargetEngine]:
     """Return what makes an engine around a `TorchEngine`: an entry point of the group `forerun.engines`, as
     `schemes` has them. Raises `UserError` if no installed package offers it."""
-    entry = offered("forerun.engines").get(name)
-    if entry is None:
-        raise UserError(f"no installed package offers the engine '{name}'; pip install 'forerun[verifier]'")
-    make: Callable[..., TargetEngine] = entry.load()
+    missing = UserError(f"no installed package offers the engine '{name}'; pip install 'forerun[verifier]'")
+    make: Callable[..., TargetEngine] = offer("forerun.engines", name, missing)
     return make
 
 

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from common.errors import UserError
+from common.wire import free_port
 from common.wire.grpc_options import host_and_port
 
 UNIX = "unix:"
@@ -154,18 +155,7 @@ def _tcp_socket(listen: str) -> socket.socket:
     address = host_and_port(listen)
     if address is None:
         raise UserError(f"the API's address is {listen!r}; it must be HOST:PORT or unix:PATH")
-    host, port = address
-    family, kind, protocol, _, place = socket.getaddrinfo(
-        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(place)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+    return free_port.bound(*address)
 
 
 def _unix_socket(path: Path) -> socket.socket:

@@ -14,7 +14,7 @@ from common.acceptance import Acceptance
 from common.calibration import Calibration, promised
 from common.chances import Chances
 from common.errors import LocalError
-from common.offers import offered
+from common.offers import offer
 from common.tree import Node
 from edge_client.core.effects import Expansion
 from edge_client.core.policies import GrowthView
@@ -82,8 +82,6 @@ def edge_rule(facts: RuleFacts, *, is_coupled: bool) -> CoupledRule:
     if is_coupled:
         return CoupledRule(facts)
     name = facts.acceptance.rule.title
-    entry = offered(GROUP).get(name)
-    if entry is None:
-        raise LocalError(f"no installed package offers the edge's part of the acceptance rule {name}")
-    rule: CoupledRule = entry.load()(facts)
+    missing = LocalError(f"no installed package offers the edge's part of the acceptance rule {name}")
+    rule: CoupledRule = offer(GROUP, name, missing)(facts)
     return rule

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.llama.runtime import LlamaRuntime
-from common.offers import offered
+from common.offers import offer
 from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
@@ -258,10 +258,8 @@ class DraftPool:
 def _cascade(runtime: LlamaRuntime, seats: int, small: LlamaRuntime) -> DraftGroup:
     """Return the group of a draft model with a smaller one in front. An installed package offers it as the
     entry point `cascade` of the group `forerun.draft_groups`, as `schemes` does."""
-    entry = offered("forerun.draft_groups").get("cascade")
-    if entry is None:
-        raise LocalError("no installed package offers a group with a small draft in front")
-    group: DraftGroup = entry.load()(runtime, seats, small)
+    missing = LocalError("no installed package offers a group with a small draft in front")
+    group: DraftGroup = offer("forerun.draft_groups", "cascade", missing)(runtime, seats, small)
     return group
 
 

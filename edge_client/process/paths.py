@@ -39,6 +39,10 @@ class EdgePaths:
         """The configuration files that are read if present; later ones override earlier ones."""
         return tuple(dict.fromkeys((SYSTEM.config / "edge.toml", self.config / "edge.toml")))
 
+    def files_read(self, config: Path | None) -> list[Path]:
+        """Return the configuration file `config` alone, or those of `config_files` that exist."""
+        return [path for path in self.config_files if path.is_file()] if config is None else [config]
+
     @property
     def token(self) -> Path:
         """The file of the API's bearer token."""
@@ -109,6 +113,11 @@ def find_paths(environment: Mapping[str, str]) -> EdgePaths:
         cache=cache,
         runtime=_first(environment, ("RUNTIME_DIRECTORY",), "XDG_RUNTIME_DIR", state / "run"),
     )
+
+
+def chosen_paths(*, system: bool) -> EdgePaths:
+    """Return the paths of the daemon of the whole machine, or of this user's. Raise as `find_paths`."""
+    return SYSTEM if system else find_paths(os.environ)
 
 
 def make_private(folder: Path) -> Path:

@@ -49,7 +49,7 @@ def run(options: AskOptions) -> int:
     """Hold the conversation. Return 1 if the last answer failed and input is not a terminal."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options.daemon().get("/v1/models")  # that it answers, before anything is typed
-    chat, read = Chat(options), reader(is_terminal)
+    chat, read = TerminalChat(options), reader(is_terminal)
     if is_terminal:
         note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends")
     if options.show_origin:
@@ -103,7 +103,7 @@ def _plain_line() -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
-class Chat:
+class TerminalChat:
     """Holds a conversation: its options and the turns so far."""
 
     def __init__(self, options: AskOptions) -> None:

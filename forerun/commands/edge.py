@@ -23,7 +23,7 @@ from forerun.cli import own_version
 from forerun.commands import config as config_command
 from forerun.commands import process, service
 from forerun.log_format import writing
-from forerun.options import ConfigOption, files_read, given_flags, loaded, places
+from forerun.options import ConfigOption, given_flags, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     config = loaded(options, paths).config
 
     def reconfigure(values: Mapping[str, Any]) -> EdgeConfig:
-        files = files_read(options.config, paths)
+        files = paths.files_read(options.config)
         return load_config(flags_from(options, SCHEMA), os.environ, files, values).config
 
     with contextlib.ExitStack() as stack:

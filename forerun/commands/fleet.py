@@ -20,7 +20,7 @@ from common.errors import UserError
 from edge_client.fleet.document import Document, Kill, PayloadError, desired_topic, read_report, seal, topic
 from edge_client.settings import TOPIC_LEVEL, FleetSection, load_config
 from forerun.commands.daemon_table import duration
-from forerun.options import ConfigOption, files_read
+from forerun.options import ConfigOption
 from forerun.terminal import table
 
 DESCRIPTION = """\
@@ -86,7 +86,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(action: Callable[[Any, FleetSection], Coroutine[Any, Any, None]], options: Any) -> int:
-    fleet = load_config({}, os.environ, files_read(options.config, options.paths)).config.fleet
+    fleet = load_config({}, os.environ, options.paths.files_read(options.config)).config.fleet
     if not fleet.broker:
         raise UserError("no broker is configured; set fleet.broker in the file of --config (docs/fleet.md)")
     asyncio.run(action(options, fleet))

@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.llama.files import hub_home, is_remote
 from edge_client.process.paths import make_private
 from edge_client.settings import SCHEMA, UNIX, EdgeConfig, load_config
-from forerun.options import ConfigOption, DaemonOptions, JsonOption, files_read, write_out
+from forerun.options import ConfigOption, DaemonOptions, JsonOption, write_out
 
 INSTALL = """\
 Write the daemon's service: on Linux a systemd unit with as few rights as possible, on macOS a launchd agent.
@@ -67,7 +67,7 @@ def add_actions(actions: Any) -> None:
 
 def _install(options: InstallOptions) -> int:
     paths, system, file = options.paths, options.system, _file(options.system)
-    config = load_config({}, os.environ, files_read(options.config, paths)).config
+    config = load_config({}, os.environ, paths.files_read(options.config)).config
     if system and not options.run_as:
         _check_homes(config)
     hub = paths.cache / "huggingface" if system else hub_home()

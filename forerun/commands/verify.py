@@ -89,7 +89,7 @@ def serve_config(config: VerifierConfig) -> int:
                 ),
             )
         # Before the event loop, so that Ctrl-C works meanwhile.
-        checks = config.operations.check
+        checks = config.target.check
         engine, table = load(config, records=None if checks else find_paths(os.environ).state)
         if checks:
             _tell_checked(config, engine.info)
@@ -125,7 +125,7 @@ def check(config: VerifierConfig) -> None:
     if (tls := tls_of(server)) is not None:
         tls.read()
     identity_of(config.identity)
-    if not operations.check:
+    if not config.target.check:
         check_free("--listen", server.listen)
     if operations.http:
         check_free("--http", operations.http)

@@ -63,7 +63,7 @@ class MeasuredPair:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenText:
+class MeasuredText:
     """Holds a text of the target. Times are in seconds."""
 
     tokens: tuple[int, ...]
@@ -193,7 +193,7 @@ async def _with_verifier(
     return [*findings, compared(plain, drafted)], replace(measured, seen=seen)
 
 
-def compared(plain: WrittenText, drafted: WrittenText) -> Finding:
+def compared(plain: MeasuredText, drafted: MeasuredText) -> Finding:
     """Report the pace of both texts of the target, and whether they are the same."""
     same = "the same text" if plain.tokens == drafted.tokens else "another text (a near-tie)"
     return ok(
@@ -209,7 +209,7 @@ async def _write(
     prompt: tuple[int, ...],
     drafts: Drafts | None,
     pace: DraftTimes,
-) -> WrittenText:
+) -> MeasuredText:
     """Write a greedy text by the target, with drafts or without."""
     from edge_client.core.effects import SessionConfig
     from edge_client.core.policies import make_policy
@@ -233,4 +233,4 @@ async def _write(
         arrivals += [time.monotonic()] * len(emit.tokens)
     token_time = (arrivals[-1] - arrivals[0]) / max(1, len(arrivals) - 1) if arrivals else 0.0
     stats = session.stats
-    return WrittenText(tuple(tokens), token_time, stats.compute_time / max(1, stats.target_steps))
+    return MeasuredText(tuple(tokens), token_time, stats.compute_time / max(1, stats.target_steps))

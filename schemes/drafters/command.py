@@ -13,7 +13,7 @@ from typing import Any
 from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
-from edge_client.process.paths import SYSTEM, EdgePaths, find_paths
+from edge_client.process.paths import EdgePaths, chosen_paths
 from edge_client.settings import load_config
 from edge_client.texts.index_file import SUFFIX, read_index
 from schemes.drafters.file_index import build, place_of
@@ -55,7 +55,7 @@ class IndexOptions:
     @property
     def paths(self) -> EdgePaths:
         """Return the files of the chosen daemon."""
-        return SYSTEM if self.system else find_paths(os.environ)
+        return chosen_paths(system=self.system)
 
 
 def add_parser(commands: Any) -> None:
@@ -93,8 +93,7 @@ def _wanted(options: IndexOptions) -> dict[Path, list[str]]:
 
 
 def _daemons_draft(options: IndexOptions) -> str:
-    usual = [path for path in options.paths.config_files if path.is_file()]
-    config = load_config({}, os.environ, usual if options.config is None else [options.config]).config
+    config = load_config({}, os.environ, options.paths.files_read(options.config)).config
     if not config.draft.model:
         raise UserError("no draft model is named, whose tokenizer is needed; give --draft FILE")
     return config.draft.model

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ class Drafted:
     features: Tensor | None = None  # [O, F] for the rows below; None if the model reads none
 
 
-class DraftModel:
+class DraftModel(ABC):
     """A model that guesses (an `OwnDraft`). It runs inside a current step, as the target does.
 
     Its state at a slot may depend on the tokens up to the slot's position and on the target's features of
@@ -86,9 +87,9 @@ class DraftModel:
     has_own_kv: bool  # so that it must read all rows; otherwise it reads the target's KV, or none
     num_scratch = SCRATCH
 
+    @abstractmethod
     def forward(self, rows: DraftRows) -> Drafted:
         """Run the rows."""
-        raise NotImplementedError
 
     def beside(self, engine: TorchEngine) -> Drafter:
         return Drafter(self, engine)

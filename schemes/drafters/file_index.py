@@ -49,7 +49,7 @@ def build(path: Path, roots: Sequence[str], words: Words, fingerprint: bytes) ->
         num_files += 1
         text += np.array(tokens, np.int32).tobytes() + START[:UNIT]
     places = np.flatnonzero(np.frombuffer(text, np.int32) != GAP)
-    order = sort_places(bytes(text), places[places >= FIRST]).tobytes()
+    order = sort_places(text, places[places >= FIRST]).tobytes()
     write_index(path, fingerprint, bytes(text), order, {"roots": list(roots), "num_files": num_files})
     return num_left_out
 

@@ -295,7 +295,7 @@ class Guessing:
         self.wins = Wins(depth)
         self.beliefs = Beliefs()
         self.own: dict[int, OwnGuesses] = {}  # by key of each open session that may get guesses
-        self.is_running = self.is_due = False
+        self.is_due = False
         self.time_spent = 0.0
         self._counters = counters
         self._running: GuessedTime | None = None
@@ -318,11 +318,15 @@ class Guessing:
             self.beliefs.learn(session.request.sampling, own.calibration)
 
     @property
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    @property
     def takes_turns(self) -> bool:
         return self.depth > 0 and not (self._quiet >= SURE and self._saved[0] < self._try_cost)
 
     def on_failed(self) -> None:
-        self.depth, self._running, self.is_running, self.is_due = 0, None, False, False
+        self.depth, self._running, self.is_due = 0, None, False
 
     def plan(self, ready: Sequence[VerifySession], bare: float, now: float) -> GuessPlan | None:
         self.is_due = False
@@ -356,12 +360,12 @@ class Guessing:
         if not items:
             return None
         sessions = tuple(session for session, _ in items)
-        self._running, self.is_running = GuessedTime(sessions, now, best.depth > 0, lost), True
+        self._running = GuessedTime(sessions, now, best.depth > 0, lost)
         return GuessPlan(tuple(self._item(session, levels) for session, levels in items), best.least_gain)
 
     def on_guessed(self, result: GuessResult, ended_at: float) -> None:
         assert self._running is not None, "asked for"
-        running, self._running, self.is_running = self._running, None, False
+        running, self._running = self._running, None
         time = ended_at - running.began_at
         self.time_spent += time
         if running.is_guessing and result.num_read <= FEW_READ * len(running.sessions):

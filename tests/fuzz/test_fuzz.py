@@ -30,6 +30,10 @@ KINDS: dict[str, st.SearchStrategy[Case]] = {
 }
 
 
+LEFT = "(left)"
+"""End of a call whose client was gone before it could hear of an end."""
+
+
 def play(cases: st.SearchStrategy[Case], count: int, *, narrow: bool = False) -> Counter[str]:
     """Play so many cases to one server. Return how their calls ended."""
     tally = Counter[str]()
@@ -41,7 +45,7 @@ def play(cases: st.SearchStrategy[Case], count: int, *, narrow: bool = False) ->
         @given(cases)
         def search(case: Case) -> None:
             ends = site.play(case)
-            tally.update("(not heard)" if end == UNHEARD else end.code.name for end in ends)
+            tally.update(LEFT if end == UNHEARD else end.code.name for end in ends)
 
         search()
     return tally
@@ -54,7 +58,8 @@ def play(cases: st.SearchStrategy[Case], count: int, *, narrow: bool = False) ->
 def test_no_client_harms_the_server_or_its_neighbour(kind: str, narrow: bool, count: int) -> None:
     tally = play(KINDS[kind], count, narrow=narrow)
     assert tally.total() >= count
-    assert kind != "mutated" or tally["OK"] >= count // 10, "most cases get beyond the door"
+    written = tally["OK"] + tally[LEFT]  # how a text ends that was begun
+    assert kind != "mutated" or written > count / 8, "cases get beyond the door"
 
 
 @pytest.mark.grpc

@@ -19,6 +19,7 @@ RAYS_OWN = {
     "tls_client_ca": PLAIN_TEXT,
     "tenant_certificate": "Ray's proxy forwards no certificate; use token_keys or tenant_header",
     "tensor_parallel": "Ray does not start its processes; give every replica one device",
+    "check": "a replica serves",
     "json": "a replica's standard output is not read",
 }
 """Keys that have no use under Ray Serve, each with the reason."""

@@ -58,6 +58,16 @@ REFUSED: dict[str, tuple[Open, type[ForerunError], Code]] = {
         UserError,
         Code.FAILED_PRECONDITION,
     ),
+    "greedy rule": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.JUDGE)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+    ),
+    "second look": (
+        replace(ask(), acceptance=Acceptance(AcceptanceRule.REFLECTIVE)),
+        UserError,
+        Code.FAILED_PRECONDITION,
+    ),
     "too much": (ask(committed=(1,) * 41), PeerError, Code.OUT_OF_RANGE),
 }
 
@@ -116,14 +126,18 @@ def test_a_second_open_ends_its_stream_and_no_other() -> None:
     assert list(bench.scheduler.sessions) == [2]
 
 
+@pytest.mark.parametrize(
+    "message",
+    [Propose((2,), b""), Propose(seen_advance=1), chain(2), chain(10, anchor=0)],
+)
 @pytest.mark.parametrize("running", [False, True])
-def test_a_malformed_propose_ends_its_session_and_no_other_notices(running: bool) -> None:
+def test_a_malformed_propose_ends_its_session_and_no_other_notices(message: Propose, running: bool) -> None:
     alone, bench = Bench(), Bench()
     alone.open(2)
     bench.open(1)
     bench.open(2)
     plan = bench.begin() if running else None
-    (end,) = ends(bench.propose(1, chain(10, anchor=0)))
+    (end,) = ends(bench.propose(1, message))
     assert end.session == 1
     assert isinstance(end.error, PeerError)
     if plan is not None:

@@ -16,7 +16,7 @@ import pytest
 from common.errors import UserError
 from common.sampling import MAX_SEED
 from forerun.chat.asking import AskOptions
-from forerun.commands.chat import MORE, PROMPT, Chat, next_message, reader
+from forerun.commands.chat import MORE, PROMPT, TerminalChat, next_message, reader
 from tests import wording
 from tests.edge_client.api.world import alone
 from tests.forerun.beside import command, daemon
@@ -79,13 +79,13 @@ def test_what_was_not_given_is_the_daemons_own_and_each_seed_another() -> None:
 # Commands ---------------------------------------------------------------------------------------------------
 
 
-def said(capsys: pytest.CaptureFixture[str], chat: Chat, message: str) -> str:
+def said(capsys: pytest.CaptureFixture[str], chat: TerminalChat, message: str) -> str:
     chat.take(message)
     return capsys.readouterr().err
 
 
 def test_commands_change_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
-    chat = Chat(AskOptions())
+    chat = TerminalChat(AskOptions())
     chat.messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     said(capsys, chat, "/clear")
     assert chat.messages == []
@@ -104,7 +104,7 @@ def test_commands_change_the_conversation(capsys: pytest.CaptureFixture[str]) ->
 def test_a_conversation_is_saved_but_over_no_other_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = Chat(AskOptions(system_text="s"))
+    chat = TerminalChat(AskOptions(system_text="s"))
     said(capsys, chat, f"/save {tmp_path}/a.json")
     saved = json.loads((tmp_path / "a.json").read_text())
     assert saved["messages"] == [{"role": "system", "content": "s"}]

@@ -11,7 +11,7 @@ from common.llama.files import hash_of
 from common.llama.load_trial import ModelTrials
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, Level
-from forerun.doctor.draft import MeasuredPair, WrittenText, check_draft, compared, find_file
+from forerun.doctor.draft import MeasuredPair, MeasuredText, check_draft, compared, find_file
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def test_a_verifier_that_goes_away_is_told(tiny: Path) -> None:
 
 
 def test_what_the_target_wrote_is_told() -> None:
-    plain = WrittenText((1, 2), 0.020, 0.019)
-    words = compared(plain, WrittenText((1, 2), 0.010, 0.019)).words
+    plain = MeasuredText((1, 2), 0.020, 0.019)
+    words = compared(plain, MeasuredText((1, 2), 0.010, 0.019)).words
     assert words.endswith("10.0 ms with drafts, the same text")
-    assert "another text" in compared(plain, WrittenText((1, 3), 0.010, 0.019)).words
+    assert "another text" in compared(plain, MeasuredText((1, 3), 0.010, 0.019)).words
 
 
 @pytest.mark.llama

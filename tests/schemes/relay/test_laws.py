@@ -17,7 +17,7 @@ def relayed(spec: WorldSpec, policy: str = "adaptive", drafter: str = "fair") ->
     return world
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("first", range(0, 200, 50))
 def test_laws_hold_with_a_relay_on_many_seeds(first: int) -> None:
     """Streams of devices and relay break and fall silent, verifiers drain, both draft models lie."""
     policies, drafters = ("adaptive", "tree", "chain"), ("twin", "fair", "liar", "mute")

@@ -275,6 +275,30 @@ def test_what_is_written_has_the_targets_law(acceptance: Acceptance, shape: str)
         assert error_of(acceptance, Models(seed), SHAPES[shape]) < EXACT
 
 
+@pytest.mark.parametrize(
+    ("acceptance", "shape"), [(SPECINFER, PAIR), (BLOCK, CHAIN_2), (SPECTR, PAIR), (SPECTR_OT, PAIR)]
+)
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_draft_that_leaves_tokens_out_changes_nothing(
+    acceptance: Acceptance, shape: Shape, kept: int
+) -> None:
+    for seed in range(3):
+        assert error_of(acceptance, Models(seed, vocab_size=4, kept=kept), shape, length=3) < EXACT
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "shape", "missing"),
+    [(SPECINFER, TREE, 1), (BLOCK, CHAIN_3, 1), (BLOCK, FORK, 0), (SPECTR, PAIR, 1), (SPECTR_OT, FORK, 1)],
+)
+def test_which_rows_are_evaluated_may_depend_on_their_tokens(
+    acceptance: Acceptance, shape: Shape, missing: int
+) -> None:
+    """A row that is not evaluated is accepted all the same, and the walk or the block ends there."""
+    for seed in range(6):
+        error = error_of(acceptance, Models(seed), shape, evaluated=lambda path: path[-1] != missing)
+        assert error < EXACT
+
+
 def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
     """1 - TV(p, q), Leviathan et al. 2023, theorem 3.5."""
     for seed in range(6):
@@ -396,6 +420,16 @@ def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_r
             assert rejected + error >= limit - EXACT
             above.append(rejected + error - limit)
     assert max(above) > 0.1, "typical pays more than it must"
+
+
+def test_the_same_drafts_decide_the_same_again_and_the_prompts_rows_do_not_matter() -> None:
+    models = Models(3)
+    for seed in range(30):
+        step = drawn(models, TREE, SeededChances(seed))
+        once = step.written(SPECINFER, None)
+        assert step.written(SPECINFER, None) == once
+        assert step.written(SPECINFER, SeededChances(0)) == once, "the item's seed is 0"
+        assert step.written(SPECINFER, None, chunk=3) == once
 
 
 def test_seeds_write_as_often_as_the_law_says() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -22,6 +23,32 @@ def drawn(seed: int) -> tuple[list[TierModel], Pairs]:
         for drafter, verifier in combinations(models, 2)
         if rng.random() < 0.8
     }
+
+
+def process_pace(
+    models: Sequence[TierModel], blocks: Sequence[int], pairs: Pairs, rounds: int = 20_000
+) -> float:
+    """Return the seconds per token of the paper's process: a tier asks for drafts until it has a block."""
+    rng = random.Random(1)
+
+    def step(tier: int) -> tuple[int, float]:
+        drafted, took = block(tier - 1)
+        pair, count = pairs[models[tier - 1].name, models[tier].name], 0
+        while count < drafted and rng.random() < pair.acceptance:
+            count += 1
+        return count + 1, took + models[tier].step_time + pair.rtt
+
+    def block(tier: int) -> tuple[int, float]:
+        if not tier:
+            return blocks[0], blocks[0] * models[0].step_time
+        num_tokens, total = 0, 0.0
+        while num_tokens < blocks[tier]:
+            more, took = step(tier)
+            num_tokens, total = num_tokens + more, total + took
+        return num_tokens, total
+
+    steps = [step(len(models) - 1) for _ in range(rounds)]
+    return sum(took for _, took in steps) / sum(count for count, _ in steps)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -66,3 +93,16 @@ def test_a_middle_tier_pays_between_near_and_far() -> None:
     no_better = {**PAIRS, ("edge", "cloud"): TierPair(0.65, 0.055)}
     assert gain(best_hierarchies(CHAIN, no_better)) < 1.0
     assert gain(best_hierarchies(CHAIN[1:], PAIRS)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stack", "blocks", "within"),
+    [(CHAIN[::2], (6,), 0.01), (CHAIN[1:], (3,), 0.01), (CHAIN, (4, 8), 0.05), (CHAIN, (2, 12), 0.05)],
+)
+def test_the_closed_form_is_the_pace_of_the_process(
+    stack: list[TierModel], blocks: tuple[int, ...], within: float
+) -> None:
+    """Of two tiers exactly; of more up to the tokens that a tier has beyond its block."""
+    assert hierarchy(stack, blocks, PAIRS).pace == pytest.approx(
+        process_pace(stack, blocks, PAIRS), rel=within
+    )
