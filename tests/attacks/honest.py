@@ -34,6 +34,7 @@ PATIENCE = 120.0
 class Text:
     """A text as its reader saw it. `gaps` are seconds between one arrival and the next."""
 
+    asked_tokens: int = 0
     gaps: list[float] = field(default_factory=list)
     text: str = ""
     error: str = ""
@@ -66,7 +67,7 @@ class Honest:
 
 async def answer(asked: dict[str, Any]) -> Text:
     """The text that a line of standard input asks for: from the verifier or the daemon at `address`."""
-    found = Text()
+    text = Text(asked["tokens"])
     arrivals = from_daemon if asked["kind"] == "daemon" else from_verifier
     before = 0.0
     try:
@@ -74,13 +75,13 @@ async def answer(asked: dict[str, Any]) -> Text:
             async for piece in arrivals(asked):
                 now = time.monotonic()
                 if before:
-                    found.gaps.append(now - before)
-                found.text, before = found.text + piece, now
+                    text.gaps.append(now - before)
+                text.text, before = text.text + piece, now
     except (ForerunError, BrokenError) as error:
-        found.error = str(error)
+        text.error = str(error)
     except TimeoutError:
-        found.error = f"not whole after {asked['patience']:g} s"
-    return found
+        text.error = f"not whole after {asked['patience']:g} s"
+    return text
 
 
 async def from_verifier(asked: dict[str, Any]) -> AsyncIterator[str]:

@@ -58,9 +58,10 @@ async def prompt_health(stage: DaemonStage, longest: float = BUSY) -> AsyncItera
 async def slow_heads(stage: DaemonStage) -> None:
     """More connections than the daemon may have files, each with half a request's head and no token.
 
-    Others are answered when these have had their time, and the connections are cut.
+    Others are answered when these have had their time, and the connections are cut. Those beyond the limit of
+    files wait in the kernel's queue, and have their time after the first.
     """
-    part, longest = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", REQUEST_TIME + 5.0
+    part, longest = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", 2 * REQUEST_TIME + 5.0
     before = log_bytes(stage.daemon)
     host, _, port = stage.address.rpartition(":")
     peers = list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
@@ -144,27 +145,20 @@ async def control_words(stage: DaemonStage) -> None:
 # Verifiers that lie -----------------------------------------------------------------------------------------
 
 
-HOSTILE_TEMPLATES = {
-    "response_template": '{"start_anchor": "x", "fields": {"content": {"close_pattern": '
-    '"(?:(?:(?:(?:a{1000}){1000}){1000}){1000})"}}}',
-    "chat_template": "{% for a in range(9**9) %}{% for b in range(9**9) %}{% endfor %}{% endfor %}",
-}
-"""A pattern that takes gigabytes to compile, and a loop without end."""
+ENDLESS_TEMPLATE = "{% for a in range(9**9) %}{% for b in range(9**9) %}{% endfor %}{% endfor %}"
 
 
-async def hostile_templates(stage: DaemonStage) -> None:
-    """Templates that a verifier sends so that the daemon computes or fills its memory."""
+async def endless_template(stage: DaemonStage) -> None:
+    """A template that a verifier sends so that the daemon computes without end."""
     assert stage.liar is not None, "the stage lies"
     truth = pb.DescribeResponse()
     truth.CopyFrom(stage.liar.description)
     body = {"messages": [{"role": "user", "content": "hello"}]}
-    for field, template in HOSTILE_TEMPLATES.items():
-        stage.liar.description.CopyFrom(truth)
-        setattr(stage.liar.description, field, template)
-        await stage.restart(signal.SIGKILL)
-        async with prompt_health(stage), asyncio.timeout(30):
-            status, _, answer = await stage.ask("/v1/apply-template", body)
-        expect(status in (200, 502, 503), f"{field}: answered {status}: {answer[:160]!r}")
+    stage.liar.description.chat_template = ENDLESS_TEMPLATE
+    await stage.restart(signal.SIGKILL)
+    async with prompt_health(stage), asyncio.timeout(30):
+        status, _, answer = await stage.ask("/v1/apply-template", body)
+    expect(status in (200, 502, 503), f"answered {status}: {answer[:160]!r}")
     stage.liar.description.CopyFrom(truth)
     await stage.restart(signal.SIGKILL)
 

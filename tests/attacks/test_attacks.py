@@ -88,7 +88,7 @@ async def under_attack(stage: Stage, attack: Awaitable[None], before: Text | Non
     playing, text = asyncio.ensure_future(attack), None
     try:
         if before is not None:
-            text = await stage.text(len(before.gaps) + 1, max(30.0, 2 * MOST_RATIO * sum(before.gaps)))
+            text = await stage.text(before.asked_tokens, max(30.0, 2 * MOST_RATIO * sum(before.gaps)))
         async with asyncio.timeout(LONGEST):
             await playing
     except Exception:
@@ -110,8 +110,15 @@ async def under_attack(stage: Stage, attack: Awaitable[None], before: Text | Non
     [
         (verifier_with_tokens, on_verifier.compressed_padding),
         (verifier_with_tokens, on_verifier.forged_tokens),
-        pytest.param(verifier_with_tokens, on_verifier.compressed_padding, marks=pytest.mark.soak),
-        pytest.param(verifier_with_tokens, on_verifier.forged_tokens, marks=pytest.mark.soak),
+        pytest.param(
+            verifier_with_tokens,
+            on_verifier.compressed_padding,
+            marks=pytest.mark.soak,
+            id="paced-compressed_padding",
+        ),
+        pytest.param(
+            verifier_with_tokens, on_verifier.forged_tokens, marks=pytest.mark.soak, id="paced-forged_tokens"
+        ),
         pytest.param(verifier, on_verifier.slow_grammars, marks=pytest.mark.soak),
         pytest.param(drafting_daemon, on_daemon.burst, marks=pytest.mark.soak),
         pytest.param(drafting_daemon, on_daemon.control_words, marks=pytest.mark.soak),
@@ -146,7 +153,7 @@ async def test_an_honest_text_beside_an_attack_stays_as_it_is(
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "attack", [on_daemon.hostile_templates, on_daemon.false_ends, on_daemon.tokens_that_are_none]
+    "attack", [on_daemon.endless_template, on_daemon.false_ends, on_daemon.tokens_that_are_none]
 )
 async def test_a_verifier_that_lies_harms_no_daemon(
     attack: Callable[[Any], Awaitable[None]], tmp_path: Path, honest: Honest
