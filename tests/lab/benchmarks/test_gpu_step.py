@@ -43,35 +43,6 @@ def test_every_part_runs_in_miniature_and_finds_nothing_wrong(
     assert drafted["tokens_per_step_and_session"] > 1.2
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    from lab.benchmarks.gpu_step.__main__ import main
-
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "sees no CUDA device" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_part_that_fails_costs_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lab.benchmarks.gpu_step import steps
-    from lab.benchmarks.gpu_step.__main__ import main
-
-    def fail(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(steps, "bandwidth", fail)
-    assert main(["--tiny", "--out", str(tmp_path), "--parts", "bandwidth", "host"]) == 1
-    assert "bandwidth: error MemoryError: no room" in capsys.readouterr().out
-    report = json.loads((tmp_path / "gpu_step.json").read_text())
-    assert report["bandwidth"] == [{"error": "MemoryError: no room"}]
-    assert report["host"][0]["sum"] > 0
-
-
 def test_the_random_model_writes_what_its_head_was_made_to() -> None:
     import torch
 

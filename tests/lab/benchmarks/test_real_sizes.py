@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan, TargetInfo
-from common.errors import UserError
-from common.llama.model import LlamaModel, LlamaSettings
 from edge_client.draft.measure_pace import PaceTables
 from lab.benchmarks.plans import item_of
-from lab.benchmarks.real_sizes.kinds import KINDS, published_prompts
 from lab.benchmarks.real_sizes.oracle import OracleEngine
 from lab.benchmarks.real_sizes.pair import PairText
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
@@ -95,16 +92,6 @@ def test_a_step_takes_its_time_and_that_of_its_prompt_rows_whatever_else_is_in_i
         assert clock.now - began == pytest.approx(took, abs=1e-4)
 
 
-def test_the_scheduler_is_told_what_further_rows_take() -> None:
-    text = PairText((1, 2, 3), 0.0, 0, (4, 5, 6))
-    engine, clock = oracle(text, row=0.02)
-    began = clock.now
-    engine.evaluate(StepPlan((item(text, [], [1, 2, 3], [-1, 0, 1], [1, 2]),)))
-    assert clock.now - began == pytest.approx(0.08, abs=1e-4)
-    assert dict(engine.info.row_times)[2] == pytest.approx(0.08)
-    assert oracle(text)[0].info.row_times == (), "an engine that measures no rows names none"
-
-
 # The simulator's prediction
 
 PACE = PaceTables({1: 0.010, 2: 0.012}, {2: 0.011, 33: 0.020})
@@ -157,27 +144,6 @@ def write_entries(folder: Path, count: int) -> None:
     for name, entry in ENTRIES.items():
         lines = (json.dumps(entry).replace("{n}", str(number)) for number in range(count))
         (folder / name).write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.llama
-def test_prompts_of_each_kind_are_spread_over_the_published_files(tmp_path: Path) -> None:
-    write_entries(tmp_path, 10)
-    model = LlamaModel(LlamaSettings(str(DRAFT_GGUF)), weights=False)
-    prompts = published_prompts(model, tmp_path, 2)
-    assert [prompt.kind for prompt in prompts] == [kind for kind in KINDS for _ in range(2)]
-    by_name = {prompt.name: prompt for prompt in prompts}
-    assert "How many is 5?" in by_name["math:2"].text
-    assert "Speak of 0." in by_name["chat:1"].text
-    assert "def f5(x):\n    return x\n" in by_name["edit:2"].text
-    assert "f5_v2" in by_name["edit:2"].text
-    assert "return x" not in by_name["code:2"].text
-    assert all(prompt.tokens == tuple(model.tokenize(prompt.text, True)) for prompt in prompts)
-    for count in (0, 11):
-        with pytest.raises(UserError, match=r"--texts is .*10 prompts"):
-            published_prompts(model, tmp_path, count)
-    (tmp_path / "HumanEval.jsonl").write_text('{"text": "another file"}\n')
-    with pytest.raises(UserError, match=r"not the published HumanEval\.jsonl"):
-        published_prompts(model, tmp_path, 1)
 
 
 @pytest.mark.soak
