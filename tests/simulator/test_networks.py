@@ -33,8 +33,6 @@ from simulator.system import simulate
 from simulator.virtual_lane import DOWN, UP, Direction, VirtualLane
 from simulator.world import World
 
-"""Measured traces beside the repository, where somebody has put them; they are not part of it."""
-
 NAMES = "lan, fibre, cable, wifi, lte, 5g, starlink, geo-satellite, lossy-wifi"
 
 
@@ -235,35 +233,22 @@ handovers = st.builds(
 )
 
 
-@given(
-    moments,
-    sizes,
-    st.floats(0.0, 0.3),
-    st.floats(0.0, 0.1),
-    st.floats(0.0, 0.5),
-    st.none() | handovers,
-    st.none() | schedules,
-    st.integers(0, 99),
+LINKS = st.builds(
+    LinkSpec,
+    rtt=st.floats(0.0, 0.3),
+    jitter=st.floats(0.0, 0.1),
+    loss=st.floats(0.0, 0.5),
+    outages=st.just((Outage(1.0, 0.5),)),
+    handovers=st.none() | handovers,
+    schedule_up=st.none() | schedules,
+    schedule_down=st.none() | schedules,
 )
+
+
+@given(moments, sizes, LINKS, st.integers(0, 99))
 def test_under_any_link_nothing_is_early_lost_or_out_of_order(
-    times: list[float],
-    size: int,
-    rtt: float,
-    jitter: float,
-    loss: float,
-    moves: Handovers | None,
-    schedule: Schedule | None,
-    seed: int,
+    times: list[float], size: int, link: LinkSpec, seed: int
 ) -> None:
-    link = LinkSpec(
-        rtt=rtt,
-        jitter=jitter,
-        loss=loss,
-        outages=(Outage(1.0, 0.5),),
-        handovers=moves,
-        schedule_up=schedule,
-        schedule_down=schedule,
-    )
     for direction in (UP, DOWN):
         arrivals(link, [(when, size) for when in times], seed, direction)
 

@@ -12,9 +12,8 @@ from common.suffix_index import GrowingIndex
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from simulator.drafts import BetaDraft, Draft, recorded_draft
-from simulator.events import Draws
 from simulator.figures import SessionResult
-from simulator.knowledge import BEST, KINDS, NUM_CANDIDATES, VOCAB_SIZE
+from simulator.knowledge import VOCAB_SIZE
 from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import run_scheme
@@ -96,20 +95,3 @@ def test_a_file_that_is_rewritten_takes_few_target_steps(given: str) -> None:
 
     (result,) = simulate(world, lambda _: make_policy("adaptive"), Editor)
     assert result.stats.target_steps < 0.15 * world.tokens
-
-
-def test_a_drawn_text_has_tokens_of_many_kinds_for_those_who_look_things_up() -> None:
-    plain, read = BetaDraft(1.0).session(Draws(1)), BetaDraft(1.0).read(Draws(1))
-    places = range(500)
-    assert {plain.truth(place) for place in places} == {BEST}
-    assert len({read.truth(place) for place in places}) == KINDS
-    for place in places:
-        tokens, scores = read.candidates(place)
-        assert tokens[0] == read.truth(place)
-        assert scores == plain.candidates(place)[1]
-        assert len(set(tokens)) == NUM_CANDIDATES
-        assert max(tokens) < VOCAB_SIZE
-        off = read.candidates_off_path(7, place)
-        assert {token % (NUM_CANDIDATES + 1) for token in off[0]} == {
-            token % (NUM_CANDIDATES + 1) for token in tokens
-        }

@@ -45,10 +45,6 @@ def test_the_command_shows_a_timeline_and_writes_a_trace(
     assert "cannot be written" in capsys.readouterr().err
 
 
-"""Of the trace below, to the nanosecond. It changes when the machines, the link or the draws do, and then the
-change should be one that was meant; on another machine it must be the same."""
-
-
 @pytest.mark.parametrize("action", ["run", "replay"])
 def test_a_round_trip_over_a_trace_is_refused(
     action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import pytest
 
 from forerun.cli import main
-from training.options import open_draft
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
@@ -27,21 +25,6 @@ def deadly(tmp_path: Path) -> Path:
     path = write_tiny_gguf(tmp_path / "draft.gguf")
     path.write_bytes(path.read_bytes().replace(b"<filler1>", b"<filler2>"))
     return path
-
-
-def test_what_has_passed_is_kept_though_nothing_was_kept_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from common.llama.model import LlamaSettings
-    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
-
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    with open_draft(LlamaSettings(str(write_tiny_gguf(tmp_path / "draft.gguf")))):
-        pass
-    record = tmp_path / "state" / "forerun" / "tried.json"
-    assert str(tmp_path / "draft.gguf") in record.read_text()
-    assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("name", COMMANDS)

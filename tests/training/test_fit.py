@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from common.calibration import SHIPPED
-from edge_client.core.policies import make_policy
 from forerun.cli import main
-from schemes.policies.pacer import PacerPolicy
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 from tests import wording
 
@@ -44,19 +42,6 @@ def test_a_prior_says_what_it_was_fitted_on(tmp_path: Path, capsys: pytest.Captu
     shipped = SHIPPED.at(0.8)
     assert warm_point["sharpness"] < 0.2 * shipped.confidence.sharpness
     assert warm_point["sharpness_doubt"] < shipped.sharpness.doubt
-
-
-def test_people_are_told_what_it_is_worth_on_other_texts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["fit", recording(tmp_path / "a.jsonl", 0.8)]) == 0
-    told = capsys.readouterr().out
-    assert "temperature 0.8, fitted on 9 texts, 180 tokens" in told
-    *lines, decisions, policy = told.splitlines()[2:]
-    nats = {line[12:]: float(line.split()[0]) for line in lines}
-    assert nats["the fitted prior, never learning"] < nats["the shipped prior, never learning"]
-    assert decisions.split()[:3] == ["nats", "per", "decision"]
-    assert isinstance(make_policy(policy.split()[1]), PacerPolicy)
 
 
 def test_too_few_texts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
         ([], "--upstream"),
         (["--upstream", "nowhere"], "HOST:PORT"),
         (["--upstream", "h:1", "--latency", "-3"], "latency"),
+        (["--upstream", "h:1", "--latency", "3", "--jitter", "-1"], "jitter"),
+        (["--upstream", "h:1", "--rate", "0"], "rate"),
         (["--upstream", "h:1", "--latency", "3", "--rtt", "3"], "not allowed"),
     ],
 )

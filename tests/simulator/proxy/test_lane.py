@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.proxy import Bandwidth, Hold, LinkDirection, Toxic
-from simulator.proxy.lane import Deliver, HalfClose, Lane, Output, Reset
+from simulator.proxy.lane import Deliver, HalfClose, Lane, Output
 from simulator.proxy.toxics import Latency
 
 Trace = list[tuple[float, Output]]
@@ -57,16 +57,6 @@ def test_chunks_leave_at_their_times(
     assert run(lane) == [(at, Deliver(data)) for at, data in left]
 
 
-def test_a_late_driver_changes_no_time_that_follows() -> None:
-    late, punctual = make_lane(Bandwidth(100), Latency(30)), make_lane(Bandwidth(100), Latency(30))
-    for lane in (late, punctual):
-        for number in range(4):
-            lane.on_data(bytes(1000), number * 0.001)
-    run(punctual, until=0.0695)
-    assert delivered([(0.0, output) for output in late.leave(0.0695)]) == bytes(3000)
-    assert late.next_at == punctual.next_at
-
-
 def test_a_change_spares_what_is_in_flight_and_holds_for_what_waits() -> None:
     lane = make_lane(Bandwidth(1), Latency(100))
     lane.on_data(b"a" * 1000, 0.0)
@@ -74,34 +64,6 @@ def test_a_change_spares_what_is_in_flight_and_holds_for_what_waits() -> None:
     lane.on_data(b"b" * 1000, 0.5)
     lane.on_toxics([], 0.6)
     assert run(lane) == [(1.1, Deliver(b"a" * 1000)), (1.1, Deliver(b"b" * 1000))]
-
-
-def test_a_hold_keeps_everything_and_loses_nothing() -> None:
-    lane = make_lane(Latency(30))
-    lane.on_data(b"early", 0.0)
-    lane.leave(0.0)
-    lane.on_toxics([Latency(30), Hold()], 0.01)
-    lane.on_data(b"late", 0.02)
-    assert lane.leave(5.0) == []
-    assert lane.next_at is None
-    lane.on_toxics([Latency(30)], 6.0)
-    assert lane.leave(6.0) == [Deliver(b"early"), Deliver(b"late")]
-
-
-def test_the_senders_reset_travels_behind_its_data() -> None:
-    lane = make_lane(Latency(30))
-    lane.on_data(b"last words", 0.0)
-    lane.on_reset(0.0)
-    assert lane.leave(0.03) == [Deliver(b"last words"), Reset()]
-
-
-def test_a_full_queue_asks_the_sender_to_wait_and_empties_with_time() -> None:
-    lane = make_lane(Bandwidth(1), max_queued=3000)
-    lane.on_data(bytes(4460), 0.0)
-    assert lane.leave(0.0) == []
-    assert not lane.wants_data  # 3000 wait, 1460 cross
-    lane.leave(1.46)
-    assert lane.wants_data
 
 
 def jittered(seed: int, connection: int = 0) -> list[float]:
@@ -156,21 +118,3 @@ def test_whatever_changes_all_bytes_leave_in_order_and_then_the_end(
     assert trace[-1][1] == HalfClose()
     assert all(earlier <= later for (earlier, _), (later, _) in pairwise(trace))
     assert trace == play(steps, seed)
-
-
-@given(
-    arrivals=st.lists(st.tuples(st.floats(0, 0.1), st.binary(min_size=1, max_size=4000)), min_size=1),
-    latency=st.floats(0, 100),
-    rate=st.floats(1, 1e5),
-)
-def test_nothing_leaves_before_its_wire_time_and_latency(
-    arrivals: list[tuple[float, bytes]], latency: float, rate: float
-) -> None:
-    lane, now, num_bytes = make_lane(Latency(latency), Bandwidth(rate)), 0.0, 0
-    for wait, data in arrivals:
-        now += wait
-        lane.on_data(data, now)
-        num_bytes += len(data)
-    ended_at = run(lane)[-1][0]
-    assert ended_at >= now + latency / 1000
-    assert ended_at >= arrivals[0][0] + (num_bytes / rate + latency) / 1000 - 1e-6
