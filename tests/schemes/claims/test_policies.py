@@ -19,12 +19,10 @@ from edge_client.core.policies import (
     offered,
     policy_named,
 )
-from schemes.policies.amusd import AmusdPolicy
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
 from schemes.policies.pacer import PacerPolicy
 from schemes.policies.parked import ParkedPolicy
-from schemes.policies.pearl import PearlPolicy
 from schemes.policies.picospec import PicoSpecPolicy
 from schemes.policies.rounds import MAX_BLOCK
 from schemes.policies.saguaro import SaguaroPolicy, fan_outs
@@ -46,12 +44,6 @@ def run(world: World, make: Callable[[], GrowthPolicy]) -> SessionResult:
 def pace(result: SessionResult, first: int = 0) -> float:
     """Seconds per token after the first ones."""
     return (result.arrivals[-1] - result.arrivals[first]) / (len(result.arrivals) - 1 - first)
-
-
-def gaps(result: SessionResult) -> list[float]:
-    """Between commits."""
-    moments = sorted(set(result.arrivals))
-    return [after - before for before, after in pairwise(moments)]
 
 
 def view_at(rtt: float, acceptance: float) -> GrowthView:
@@ -216,16 +208,6 @@ def test_pacer_follows_its_scorer() -> None:
 
 
 # Chains that do not wait --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [AmusdPolicy, PearlPolicy])
-def test_neither_side_ever_waits(make: Callable[[], GrowthPolicy]) -> None:
-    result = run(replace(SHORT, tokens=200), make)
-    stats = result.stats
-    assert stats.draft_time > 0.93 * result.arrivals[-1]  # the last tokens' verdicts aside
-    assert stats.compute_time == pytest.approx(result.arrivals[-1] - result.arrivals[0], rel=0.03)
-    by_blocks = run(replace(SHORT, tokens=200), DelayOptimalPolicy)
-    assert by_blocks.stats.draft_time < 0.5 * by_blocks.arrivals[-1]
 
 
 def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:

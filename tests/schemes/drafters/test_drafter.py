@@ -74,14 +74,6 @@ def test_a_small_model_ranks_as_it_does_alone(llama: TargetModel, sampling: Samp
         np.testing.assert_allclose(each.scores, expected.scores, atol=1e-4)
 
 
-def test_the_likeliest_nodes_of_a_level_are_followed(llama: TargetModel) -> None:
-    engine = engine_of(draft_of("small", llama), llama)
-    session, tip = read(engine, PROMPT)
-    wide, narrow = (guess(engine, guess_item(session, tip, 2, width))[0] for width in (5, 2))
-    assert [each.path for each in narrow] == [(), *((token,) for token in narrow[0].tokens[:2])]
-    assert [each.path for each in narrow] == [each.path for each in wide[:3]]
-
-
 def test_a_guess_ends_where_no_level_promises_enough(llama: TargetModel) -> None:
     engine = engine_of(draft_of("small", llama), llama)
     session, tip = read(engine, PROMPT)
@@ -182,15 +174,6 @@ def test_what_is_read_late_and_in_parts_guesses_as_what_is_read_at_once(
             np.testing.assert_allclose(ours.scores, theirs.scores, atol=1e-4)
         compared += len(found)
     assert compared > 50
-
-
-def test_a_depth_of_0_reads_and_guesses_nothing(llama: TargetModel) -> None:
-    engine = engine_of(draft_of("recurrent", llama), llama)
-    assert isinstance(engine.drafter, drafter_module.Drafter)
-    session, tip = read(engine, PROMPT)
-    assert guess(engine, guess_item(session, tip, 0)) == ((),)
-    assert engine.drafter._valid[session.held[1:]].all()
-    assert engine.drafter._valid.sum() == len(PROMPT) - 1  # nothing stands before the first row
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -29,7 +29,6 @@ from tests import wording
 from tests.cloud_verifier.engine.tiny import SHAPE, from_config
 from tests.schemes.drafters.rig import (
     SAMPLINGS,
-    choices,
     engine_of,
     guess,
     guess_item,
@@ -127,12 +126,6 @@ def test_an_eagle3_head_guesses_in_slots_as_it_does_alone(
         np.testing.assert_allclose(each.scores, expected.scores, atol=1e-4)
 
 
-def test_an_eagle3_head_changes_no_bit_of_the_targets_choices(tmp_path: Path) -> None:
-    model, case = eight_layers(), RECORDED["vllm-project/speculators c05b95b plain"]
-    plain = choices(None, model)
-    assert choices(load_draft(save(tmp_path, case), model, VOCABULARY), model) == plain
-
-
 def test_an_eagle3_head_of_another_target_is_refused(tmp_path: Path) -> None:
     model, case = eight_layers(), RECORDED["vllm-project/speculators c05b95b plain"]
     layers = "eagle_aux_hidden_state_layer_ids"
@@ -215,13 +208,6 @@ def test_a_prediction_module_guesses_as_transformers_runs_it(family: str, tmp_pa
             logits = plain.lm_head(hidden[0, -1])
         expected = rank(logits.numpy(), session.sampling, len(text) - 1, len(each.tokens))
         np.testing.assert_allclose(each.scores, expected.scores, atol=1e-4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_prediction_module_changes_no_bit_of_the_targets_choices(family: str, tmp_path: Path) -> None:
-    model = load_target(checkpoint(family, tmp_path), with_tokenizer=False)
-    plain = choices(None, model)
-    assert choices(load_draft("mtp", model, VOCABULARY), model) == plain
 
 
 def test_a_model_without_a_prediction_module_is_told(tmp_path: Path) -> None:

@@ -103,33 +103,6 @@ def test_a_level_wins_the_tokens_that_end_with_it(made: str, won: dict[int, int]
     assert won_by_level([mark == "x" for mark in made]) == won
 
 
-def test_a_level_that_is_not_tried_any_more_is_forgotten() -> None:
-    wins = Wins(3)
-    for _ in range(100):
-        wins.note(0, 3, 3, {0: 1, 1: 1}, {})
-    assert wins.means(0)[2].won < 0.1 < 0.9 < wins.means(0)[1].won
-    for _ in range(400):
-        wins.note(0, 2, 2, {0: 1, 1: 1}, {})
-    assert wins.means(0)[2].won > 0.4
-
-
-def test_how_often_a_guess_reaches_a_level_is_learnt() -> None:
-    wins = Wins(3)
-    for number in range(200):
-        wins.note(0, 3, 1 + number % 2, {}, {})
-    reached = [mean.run for mean in wins.means(0)]
-    assert reached == pytest.approx([1.0, 0.5, 0.0], abs=0.1)
-
-
-def test_a_new_session_expects_what_all_sessions_found() -> None:
-    shared = Wins(2)
-    known = Wins(2, shared)
-    for _ in range(50):
-        known.note(1, 2, 2, {0: 1}, {})
-    assert Wins(2, shared).means(1)[0].won > 0.8
-    assert Wins(2, shared).means(2) == Wins(2).means(2)
-
-
 # Between steps
 
 

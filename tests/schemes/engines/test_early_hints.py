@@ -78,12 +78,6 @@ def test_a_step_without_an_edge_that_asks_computes_no_hint() -> None:
     assert heard.told == []
 
 
-def test_a_step_outside_evaluate_tells_nothing() -> None:
-    heard = Heard(target("llama"), 0.5)
-    heard.engine._torch.logits(plan_of(True))
-    assert heard.told == []
-
-
 @pytest.mark.parametrize("family", ["jamba", "lfm2"])
 def test_a_target_that_keeps_states_is_refused(family: str) -> None:
     with pytest.raises(UserError):

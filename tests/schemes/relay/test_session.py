@@ -7,12 +7,9 @@ from typing import Any
 import pytest
 
 from common.acceptance import make_acceptance
-from common.errors import PeerError, UnavailableError, UserError
+from common.errors import PeerError, UserError
 from common.messages import (
-    Close,
     Commit,
-    Finish,
-    FinishReason,
     Hint,
     Open,
     Opened,
@@ -20,8 +17,7 @@ from common.messages import (
     ServerMessage,
 )
 from common.sampling import SamplingParams
-from edge_client.core.effects import Effect, Expand, Expansion, Finished, Send
-from edge_client.core.session import StreamState
+from edge_client.core.effects import Effect, Expansion, Send
 from schemes.policies.tree import TreePolicy
 from schemes.relay.session import CREDIT, RelaySession, config_of
 
@@ -60,16 +56,6 @@ def drafted(session: RelaySession, tokens: tuple[int, ...], now: float) -> list[
 
 def proposed(effects: list[Effect]) -> list[Propose]:
     return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Propose)]
-
-
-def test_a_devices_nodes_go_on_to_the_verifier_and_are_evaluated_as_one_block() -> None:
-    session = opened()
-    session.on_propose(Propose((5, 6, 9), b"\x00\x00\x00", anchor=1), 1.1)
-    (sent,) = proposed(effects(session))
-    assert (sent.tokens, sent.anchor) == ((5, 6, 9), 1)
-    drafted(session, (5, 4, 3, 2, 1), 1.2)
-    (expand,) = [effect for effect in effects(session) if isinstance(effect, Expand)]
-    assert {5, 6, 9} <= {row.token for row in expand.rows}
 
 
 def test_what_the_middle_model_says_of_a_node_counts_and_not_what_the_device_says() -> None:
@@ -113,30 +99,6 @@ def test_a_commit_goes_down_in_the_numbers_of_the_devices_stream() -> None:
     assert session.answers() == [
         Commit(2, (5, 6), server_made=0b10, echo=1, hold_us=7 + held, queue_us=1, compute_us=2, evaluated=3)
     ]
-
-
-def test_a_lost_stream_to_the_verifier_is_the_relays_own_matter() -> None:
-    session = opened()
-    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.1)
-    session.edge.on_stream_lost(UnavailableError("gone"), 1.2)
-    session.edge.on_timer(session.edge.next_timer_at or 0.0)
-    session.on_message(Opened(1, 64), 2.0)
-    assert session.answers() == []
-    assert any(sent.tokens == (5,) for sent in proposed(effects(session))), "the device's node is sent again"
-    session.on_message(Finish(FinishReason.STOP, 1), 2.1)
-    assert session.answers() == [Finish(FinishReason.STOP, 1)]
-
-
-def test_a_goodbye_is_answered_and_goes_on() -> None:
-    session = opened()
-    session.on_close(1.1)
-    assert session.answers() == [Finish(FinishReason.CANCELLED, 1)]
-    sent, finished = effects(session)[-2:]
-    assert (sent, finished) == (Send(Close()), Finished(FinishReason.CANCELLED))
-    session.on_propose(Propose((5,), b"\x00", anchor=1), 1.2)
-    session.on_close(1.3)
-    assert session.edge.state is StreamState.OVER
-    assert session.answers() == []
 
 
 @pytest.mark.parametrize(

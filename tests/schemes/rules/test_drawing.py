@@ -17,7 +17,7 @@ from edge_client.core.growth import Growth
 from edge_client.core.sent_nodes import Outgoing
 from schemes.policies.tree import TreePolicy
 from schemes.rules.drafts import quantised
-from schemes.rules.drawing import FIRST, MOST_DRAWN, Drawing
+from schemes.rules.drawing import MOST_DRAWN, Drawing
 
 SCORES = st.lists(st.floats(-8, 0), min_size=1, max_size=12)
 FOUND = Expansion(4, (7, 3, 9, 1), (0.0, -0.4, -1.0, -1.5))
@@ -55,27 +55,6 @@ def test_a_promise_knows_nothing_of_the_token_that_was_drawn() -> None:
     renamed = Expansion(4, (1, 9, 3, 7), FOUND.scores)
     assert promises == {drawing().draw(renamed).scores}
     assert len({drawing(seed).draw(FOUND).tokens for seed in range(50)}) > 5
-
-
-def test_what_comes_true_is_promised_more_and_what_does_not_less() -> None:
-    made = drawing()
-    before = made.draw(FOUND)
-    for _ in range(100):
-        made.observe(before, before.tokens[0])
-    surer = made.draw(FOUND)
-    for _ in range(300):
-        made.observe(before, 999)
-    doubtful = made.draw(FOUND)
-    assert doubtful.scores[0] < before.scores[0] < surer.scores[0]
-
-
-def test_draws_from_sharp_and_from_flat_distributions_are_told_apart() -> None:
-    made = drawing()
-    flat, sharp = FOUND, Expansion(5, (7, 3), (0.0, -6.0))
-    told = made.draw(flat)
-    for _ in range(100):
-        made.observe(told, 999)
-    assert math.exp(made.draw(sharp).scores[0]) == pytest.approx(FIRST[-1])
 
 
 def test_a_younger_child_is_judged_only_where_its_elders_were_wrong() -> None:

@@ -91,15 +91,6 @@ def test_a_distribution_travels_once_with_the_first_child_drawn_from_it() -> Non
     assert outgoing.propose(tree, [second], 0.0, told).drafts == ()
 
 
-def test_on_a_new_stream_it_travels_again() -> None:
-    tree, nodes, _, told = drawn_tree()
-    first = Outgoing().propose(tree, nodes, 0.0, told)
-    for node in nodes:
-        node.wire_id = 0
-    assert Outgoing().propose(tree, nodes, 0.0, told) == first
-    assert first.drafts == (HALVES, None, CERTAIN)
-
-
 def test_a_child_is_never_sent_before_one_that_was_drawn_before_it() -> None:
     tree, (_, second, _), _, told = drawn_tree()
     with pytest.raises(LocalError, match="sent before one that was drawn before it"):

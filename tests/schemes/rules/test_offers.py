@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from cloud_verifier.core.arrivals import offers_of
-from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
+from cloud_verifier.core.engine_protocol import Offer, StepItem
 from cloud_verifier.core.kv_memory import KvMemory
-from cloud_verifier.core.sources import RecalledText, VerifierSource
+from cloud_verifier.core.sources import VerifierSource
 from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.errors import Code, PeerError
 from common.messages import Open, Propose
-from common.prompt_lookup import PromptLookup
 from common.sampling import SamplingParams
 from schemes.rules.offers import Offers
 from tests import wording
@@ -107,27 +106,6 @@ def test_greedy_text_is_decided_by_the_coupled_rule_unless_a_rule_is_made_for_it
     assert offers_of(Acceptance(AcceptanceRule.BILD), greedy).decides
 
 
-def test_guesses_of_the_verifier_are_not_offered_until_the_edge_draws_them() -> None:
-    request = replace(opening(), prompt=(2, 7, 3, 2, 7, 3, 2, 7, 3, 2))
-    session, memory = leased(make(request, 32, RecalledText(PromptLookup(request.prompt))))
-    session.guess(4)
-    (guess, *_) = session.tree.speculative()
-    assert guess.token == 7
-    assert offers(session, memory)[0] == Offer()
-    session.abort_step(memory)
-    session.receive(siblings(2, 7, draft=HALVES, anchor=9), 0.0)
-    assert offers(session, memory)[0] == Offer((2, 7), HALVES), "the guess is older, the draw counts"
-
-
-def test_nodes_that_come_during_a_step_are_offered_only_to_the_next_one() -> None:
-    session, memory = leased(make())
-    item = plan(session, memory)
-    session.receive(siblings(7, draft=HALVES), 0.0)
-    assert item.ask == Ask(REJECTION, (Offer(),))
-    session.abort_step(memory)
-    assert offers(session, memory)[0] == Offer((7,), HALVES)
-
-
 def test_what_was_told_of_nodes_that_are_gone_is_forgotten() -> None:
     session, memory = leased(make(), 200)
     for position in range(30):
@@ -136,14 +114,6 @@ def test_what_was_told_of_nodes_that_are_gone_is_forgotten() -> None:
         session.apply(np.full(len(item.outputs), 1, np.int32), memory, 0.0)
     assert isinstance(session._offers, Offers)
     assert len(session._offers._drafts) <= 2
-
-
-def test_after_a_dropped_child_none_of_its_siblings_is_offered() -> None:
-    """They were drawn from what it had left over."""
-    session = make(max_live=2)
-    session.receive(siblings(3, 4, 5, draft=THIRDS), 0.0)
-    assert session.arrivals.num_dropped == 1
-    assert offers(session)[0] == Offer()
 
 
 @pytest.mark.parametrize(

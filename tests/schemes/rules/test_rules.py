@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cloud_verifier.core.engine_protocol import Ask, Offer, StepItem
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.rules import decide, rule_of
+from cloud_verifier.core.rules import decide
 from common.acceptance import TOTAL, Acceptance, AcceptanceRule, Draft
 from common.chances import Chances, SeededChances
 from common.choice import choose
@@ -23,9 +23,8 @@ from common.sampling import SamplingParams
 from schemes.rules import spectr
 from schemes.rules.drafts import draw, quantised
 from schemes.rules.row_laws import residual
-from schemes.rules.rule_rows import RuleRows
 from schemes.rules.trained_judge import FEATURES, Judge, features
-from tests.worlds.enumeration import Branch, distance, law_of
+from tests.worlds.enumeration import distance, law_of
 
 Text = tuple[int, ...]
 Law = dict[Text, float]
@@ -54,7 +53,6 @@ SHAPES: dict[str, Shape] = {
 TIP_AT = 4  # the position of row 0
 
 EXACT = 1e-12
-NUM_SEEDS = 1000
 REJECTION, SPECINFER, BLOCK = map(
     Acceptance, (AcceptanceRule.REJECTION, AcceptanceRule.SPECINFER, AcceptanceRule.BLOCK)
 )
@@ -214,28 +212,11 @@ def fork() -> Step:
     return made
 
 
-@pytest.mark.parametrize("chunk", [0, 3])
-def test_a_child_is_found_by_its_parent_and_its_token(chunk: int) -> None:
-    item = fork().item(REJECTION, chunk)
-    rows = RuleRows(item, np.array([7, 8, 9, 6], np.int32), lambda row: np.full(3, row / 10))
-    assert [rows.child(0, token) for token in range(3)] == [None, 1, 2]
-    assert [rows.child(2, 1), rows.child(1, 1), rows.child(3, 0)] == [3, None, None]
-    assert [rows.position(row) - TIP_AT for row in range(4)] == [1, 2, 2, 3]
-    assert (rows.coupled(2), rows.offer(2).tokens, rows.law(3)[0]) == (9, (1,), 0.3)
-
-
 def test_what_is_left_over_is_a_law_and_where_nothing_is_the_law_stays() -> None:
     left = residual(np.array([0.5, 0.3, 0.2]), np.array([0, 2]), np.array([0.25, 0.75]))
     assert left == pytest.approx([0.25 / 0.55, 0.3 / 0.55, 0.0])
     law = np.array([0.25, 0.75, 0.0])
     assert residual(law, np.array([0, 1]), np.array([0.25, 0.75])) is law
-
-
-def test_there_is_a_rule_for_every_name_but_the_default() -> None:
-    for rule in set(AcceptanceRule) - {AcceptanceRule.COUPLED}:
-        assert callable(rule_of(rule))
-    with pytest.raises(LocalError):
-        rule_of(AcceptanceRule.COUPLED)
 
 
 def test_rows_off_the_path_keep_the_coupled_choice() -> None:
@@ -275,42 +256,6 @@ def test_what_is_written_has_the_targets_law(acceptance: Acceptance, shape: str)
         assert error_of(acceptance, Models(seed), SHAPES[shape]) < EXACT
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "shape"), [(SPECINFER, PAIR), (BLOCK, CHAIN_2), (SPECTR, PAIR), (SPECTR_OT, PAIR)]
-)
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_draft_that_leaves_tokens_out_changes_nothing(
-    acceptance: Acceptance, shape: Shape, kept: int
-) -> None:
-    for seed in range(3):
-        assert error_of(acceptance, Models(seed, vocab_size=4, kept=kept), shape, length=3) < EXACT
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "shape", "missing"),
-    [(SPECINFER, TREE, 1), (BLOCK, CHAIN_3, 1), (BLOCK, FORK, 0), (SPECTR, PAIR, 1), (SPECTR_OT, FORK, 1)],
-)
-def test_which_rows_are_evaluated_may_depend_on_their_tokens(
-    acceptance: Acceptance, shape: Shape, missing: int
-) -> None:
-    """A row that is not evaluated is accepted all the same, and the walk or the block ends there."""
-    for seed in range(6):
-        error = error_of(acceptance, Models(seed), shape, evaluated=lambda path: path[-1] != missing)
-        assert error < EXACT
-
-
-def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
-    """1 - TV(p, q), Leviathan et al. 2023, theorem 3.5."""
-    for seed in range(6):
-        models = Models(seed)
-        draft, target = models.draft(()), models.target(())
-        q = np.zeros(3)
-        q[list(draft.tokens)] = np.array(draft.counts) / 256
-        law = law_under(REJECTION, models, CHAIN_1)
-        assert mean_length(law) - 1.0 == pytest.approx(np.minimum(target, q).sum(), abs=EXACT)
-        assert distance(law_under(BLOCK, models, CHAIN_1), law) < EXACT, "a block of one is the same"
-
-
 def dense(draft: Draft, vocab_size: int = 3) -> FloatArray:
     """float64 [V]"""
     q = np.zeros(vocab_size)
@@ -335,16 +280,6 @@ def test_the_best_selection_of_many_tokens_is_reached(count: int) -> None:
         order = np.argsort(targets / shares)
         excess = shares[order].cumsum() ** count - targets[order].cumsum()
         assert np.minimum(targets, weights).sum() == pytest.approx(1.0 - max(0.0, excess.max()), abs=EXACT)
-
-
-def test_a_block_is_accepted_at_least_as_far_as_token_by_token_and_sometimes_farther() -> None:
-    gains = list[float]()
-    for seed in range(12):
-        models = Models(seed)
-        by_block = mean_length(law_under(BLOCK, models, CHAIN_2))
-        gains.append(by_block - mean_length(law_under(REJECTION, models, CHAIN_2)))
-    assert min(gains) > -EXACT
-    assert max(gains) > 0.01
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.8, 0.5, 0.1])
@@ -382,68 +317,6 @@ def test_contrastive_writes_its_own_law_where_the_draft_is_known(
             own.write("target", text, *np.exp(scores) / np.exp(scores).sum())
         law = own.completed(law_under(acceptance, models, shape), 3)
         assert distance(law, own.completed({(): 1.0}, 3)) < EXACT
-
-
-def front_of(acceptance: Acceptance, models: Models) -> tuple[float, float, float]:
-    """Of one draft drawn from q: the chance that it is rejected, TV(written, p), and TV(p, q)."""
-    draft, p = models.draft(()), models.target(())
-    q = np.zeros(len(p))
-    q[list(draft.tokens)] = np.array(draft.counts) / 256
-
-    def program(branch: Branch) -> tuple[int, bool]:
-        (token,) = draw(draft, 1, 1, branch)
-        step = Step(models)
-        step.add((), -1, Offer((token,), draft))
-        own = branch.pick((0,), p)  # that of the coupled rule; under noise it would be nearer to the draft
-        (written,) = step.written(acceptance, branch, coupled=own)
-        return written, written != token
-
-    law, written = law_of(program), np.zeros(len(p))
-    for (token, _), chance in law.items():
-        written[token] += chance
-    rejected = sum(chance for (_, rejected), chance in law.items() if rejected)
-    return rejected, float(np.abs(written - p).sum() / 2), float(np.abs(p - q).sum() / 2)
-
-
-def test_no_rule_rejects_less_than_the_error_that_it_makes_allows_and_lenience_reaches_the_limit() -> None:
-    """The Pareto front of Yin et al. 2024 (arXiv 2411.00841): rejections + TV(written, p) >= TV(p, q)."""
-    lenient = [Acceptance(AcceptanceRule.LENIENCE, lenience=value) for value in (1.0, 0.8, 0.5, 0.2, 0.05)]
-    typical = [Acceptance(TYPICAL, epsilon=value, delta=9.0) for value in (0.9, 0.5, 0.2, 0.05)]
-    above = list[float]()
-    for seed in range(8):
-        models = Models(seed, vocab_size=4)
-        fronts = [front_of(acceptance, models) for acceptance in lenient]
-        for rejected, error, limit in fronts:
-            assert rejected + error == pytest.approx(limit, abs=EXACT)
-        assert [error for _, error, _ in fronts] == sorted(error for _, error, _ in fronts)
-        for rejected, error, limit in (front_of(acceptance, models) for acceptance in typical):
-            assert rejected + error >= limit - EXACT
-            above.append(rejected + error - limit)
-    assert max(above) > 0.1, "typical pays more than it must"
-
-
-def test_the_same_drafts_decide_the_same_again_and_the_prompts_rows_do_not_matter() -> None:
-    models = Models(3)
-    for seed in range(30):
-        step = drawn(models, TREE, SeededChances(seed))
-        once = step.written(SPECINFER, None)
-        assert step.written(SPECINFER, None) == once
-        assert step.written(SPECINFER, SeededChances(0)) == once, "the item's seed is 0"
-        assert step.written(SPECINFER, None, chunk=3) == once
-
-
-def test_seeds_write_as_often_as_the_law_says() -> None:
-    """That the numbers of a seed do what the branches of the exact law stand for."""
-    models = Models(4)
-    law = law_under(SPECINFER, models, TREE)
-    counts = dict.fromkeys(law, 0)
-    for seed in range(NUM_SEEDS):
-        chances = SeededChances(seed)
-        counts[drawn(models, TREE, chances).written(SPECINFER, chances)] += 1
-    means = {text: NUM_SEEDS * chance for text, chance in law.items()}
-    likely = [(counts[text], mean) for text, mean in means.items() if mean >= 5]
-    statistic = sum((seen - mean) ** 2 / mean for seen, mean in likely)
-    assert statistic < len(likely) + 4 * np.sqrt(2 * len(likely))
 
 
 # Lossy rules ------------------------------------------------------------------------------------------------

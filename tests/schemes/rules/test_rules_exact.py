@@ -7,30 +7,19 @@ scenario is run down every branch of chance, and what it leaves is compared with
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from cloud_verifier.core.engine_protocol import Ask, Followers, Offer, StepItem
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.rules import decide
 from common.acceptance import TOTAL, AcceptanceRule
-from common.chances import Chances, SeededChances
-from schemes.rules import block
+from common.chances import SeededChances
 from tests.schemes.rules.honest import (
     PLAIN,
-    PROMPT,
-    TOKENS,
     HonestEdge,
     Law,
-    OwnDrafter,
     Scenario,
     Spec,
-    Text,
     next_draft,
     next_law,
     target_law,
@@ -238,54 +227,6 @@ def test_own_drafts_stand_beside_the_drafts() -> None:
     assert bench.num_rows > 4, "two tips, two drafts at most, and guesses"
 
 
-def real_drafter(kind: str, folder: Path) -> OwnDrafter:
-    """A drafter of the product beside a tiny target in torch, which guesses among the tokens that can be."""
-    from cloud_verifier.engine.model.transformers_adapter import load_target
-    from cloud_verifier.engine.torch_loading import load_draft
-    from tests.cloud_verifier.engine.tiny import target
-    from tests.schemes.drafters import rig
-    from tests.schemes.drafters import test_eagle3 as published
-
-    ids = list(TOKENS)  # of the three tokens at the torch target
-    match kind:
-        case "eagle3":
-            model, ids = published.eight_layers(), published.draft_ids()[: len(TOKENS)].tolist()
-            source = published.save(folder, next(iter(published.RECORDED.values())))
-            draft = load_draft(source, model, published.VOCABULARY)
-        case "mtp":
-            model = load_target(published.checkpoint("mellum", folder), with_tokenizer=False)
-            draft = load_draft("mtp", model, published.VOCABULARY)
-        case _:
-            model = target("qwen3")
-            draft = rig.draft_of(kind, model)
-    engine = rig.engine_of(draft, model)
-    bias = tuple((token, -1000.0) for token in range(model.vocab_size) if token not in ids)
-    sampling = dataclasses.replace(PLAIN, logit_bias=bias)
-    own = {token: place for place, token in enumerate(ids)}
-
-    @lru_cache(maxsize=4096)
-    def followers(text: Text, depth: int, width: int) -> tuple[Followers, ...]:
-        *before, tip = (ids[token] for token in text)
-        session, _ = rig.read(engine, before, sampling)
-        (guesses,) = rig.guess(engine, rig.guess_item(session, tip, depth, width))
-        return tuple(translated(each) for each in guesses)
-
-    def translated(each: Followers) -> Followers:
-        """The same with the bench's tokens, of which the best three are."""
-        tokens = tuple(own[token] for token in each.tokens[: len(ids)])
-        return Followers(tuple(own[token] for token in each.path), tokens, each.scores[: len(ids)])
-
-    return lambda text, item: followers(PROMPT + text, item.depth, item.width)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("kind", ["exit", "small", "recurrent", "medusa", "eagle3", "mtp"])
-def test_the_law_is_the_targets_beside_every_kind_of_own_drafter(kind: str, tmp_path: Path) -> None:
-    own = real_drafter(kind, tmp_path)
-    for rule in LOSSLESS:
-        assert error_of(beside_own_drafts, of(rule, Spec(), own_drafter=own)) < EXACT
-
-
 KINDS: dict[str, dict[str, object]] = {
     "the target has few tokens": {"sampling": dataclasses.replace(PLAIN, top_k=2)},
     "the draft has one token": {"kept": 1},
@@ -370,46 +311,3 @@ def left_out_and_not_told(bench: HonestEdge) -> None:
 def test_what_comes_without_a_distribution_may_be_picked_in_any_way() -> None:
     for rule in LOSSLESS:
         assert error_of(left_out_and_not_told, of(rule, Spec())) < EXACT
-
-
-def only_evaluated(
-    item: StepItem, coupled: NDArray[np.int32], law: Callable[[int], NDArray[np.float64]], chances: Chances
-) -> NDArray[np.int32]:
-    """A rule that looks at the children that the step evaluates, and at no others."""
-    assert item.ask is not None
-    below: dict[int, set[int]] = {}
-    for token, parent in zip(item.tokens.tolist(), item.parents.tolist(), strict=True):
-        below.setdefault(parent, set()).add(token)
-    chunk = len(item.tokens) - len(item.outputs)
-    offers = tuple(
-        Offer(tuple(token for token in offer.tokens if token in below.get(chunk + row, set())), offer.draft)
-        for row, offer in enumerate(item.ask.offers)
-    )
-    ask = Ask(item.ask.acceptance, offers)
-    return decide(dataclasses.replace(item, ask=ask), coupled, law, chances)
-
-
-def test_looking_only_at_evaluated_children_would_change_the_law() -> None:
-    """Likely nodes are evaluated first, so which are depends on what they are."""
-    spec = of(SPECINFER, Spec(), config=SchedulerConfig(max_nodes_per_session=2))
-    assert error_of(a_tree, spec) < EXACT
-    assert error_of(a_tree, dataclasses.replace(spec, decide=only_evaluated)) > BIASED
-
-
-def test_a_blocks_numbers_must_not_be_those_of_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that helped to cut a block says something; the next block needs a new one."""
-
-    class ByPosition:
-        def __init__(self, chances: Chances) -> None:
-            self.pick = chances.pick
-            self._chances = chances
-
-        def below(self, name: tuple[int, ...], bound: float) -> bool:
-            kind, begin, length = name
-            return self._chances.below((kind, begin + length, 0), bound)
-
-    real = block._accepted
-    monkeypatch.setattr(
-        block, "_accepted", lambda rows, chain, chances: real(rows, chain, ByPosition(chances))
-    )
-    assert error_of(two_chains, of(BLOCK, Spec(salt=2, draft_salt=97))) > BIASED
