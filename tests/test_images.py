@@ -125,30 +125,6 @@ def test_digests_are_filled_in_and_then_built_with(copy: Path, tmp_path: Path) -
     assert f"PYTHON_312_DIGEST={DIGEST}" in asked_of_docker(tmp_path)
 
 
-@pytest.mark.parametrize("answer", ["exit 1", "echo latest"])
-def test_all_digests_are_written_or_none(answer: str, pinned: Path, tmp_path: Path) -> None:
-    before = sorted((path, path.read_bytes()) for path in pinned.iterdir())
-    assert run(pinned / "pin.sh", PATH=fake_docker(tmp_path, answer)).returncode == 1
-    assert sorted((path, path.read_bytes()) for path in pinned.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["build.sh", "nothing"], "there is no image 'nothing'"),
-        (["build.sh"], "there is no image ''"),
-        (["steps.sh"], "say steps.sh build KIND PREFIX"),
-        (["steps.sh", "build", "toaster", "/nowhere/x"], "'toaster' is no kind of image"),
-        (["steps.sh", "bake", "edge", "/nowhere/x"], "'bake' is no step"),
-        (["steps.sh", "build", "edge", "/tmp"], "/tmp is there already"),
-    ],
-)
-def test_wrong_arguments_are_refused_with_a_reason(words: list[str], said: str) -> None:
-    done = run(DOCKER / words[0], *words[1:])
-    assert done.returncode == 1
-    assert said in done.stderr
-
-
 # --- steps.sh check -----------------------------------------------------------------------------------------
 
 PROGRAM = """#!/bin/sh

@@ -205,14 +205,10 @@ def test_every_alert_has_a_case() -> None:
 
 @pytest.mark.promtool
 @pytest.mark.parametrize("name", CASES)
-def test_an_alert_fires(name: str, tmp_path: Path) -> None:
-    check(name, CASES[name].fires, CASES[name].minute, True, tmp_path)
-
-
-@pytest.mark.promtool
-@pytest.mark.parametrize("name", CASES)
-def test_an_alert_does_not_fire_on_less(name: str, tmp_path: Path) -> None:
-    check(name, CASES[name].quiet, CASES[name].minute, False, tmp_path)
+def test_an_alert_fires_on_its_cause_and_not_on_less(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    check(name, case.fires, case.minute, True, tmp_path)
+    check(name, case.quiet, case.minute, False, tmp_path)
 
 
 @pytest.mark.promtool

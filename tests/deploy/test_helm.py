@@ -60,10 +60,6 @@ def by_title(objects: list[Object]) -> dict[str, Object]:
     return {title(each): each for each in objects}
 
 
-def deployment(objects: list[Object]) -> Object:
-    return by_title(objects)["Deployment/forerun-verifier"]
-
-
 def test_the_chart_is_in_order(chart: Path) -> None:
     done = helm("lint", str(chart))
     assert done.returncode == 0, done.stdout
@@ -170,10 +166,3 @@ def test_a_change_of_the_job_renames_it(chart: Path) -> None:
     one, other = (attempt(chart, profile="gpu", replicas=n).stdout for n in (1, 2))
     assert names[0] in one
     assert names[0] in other, "of the verifiers alone"
-
-
-def test_a_chart_without_objects_says_how_to_write_them(tmp_path: Path) -> None:
-    copy = shutil.copytree(CHART, tmp_path / "chart", ignore=shutil.ignore_patterns("objects"))
-    done = attempt(Path(copy), profile="gpu")
-    assert done.returncode != 0
-    assert "make chart" in done.stderr

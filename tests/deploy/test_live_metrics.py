@@ -114,19 +114,3 @@ async def test_queries_ask_for_metrics_that_edges_export() -> None:
     asked = [(who, query) for who, query in queries() if EDGES in query]
     assert asked
     assert {who: list(complaints(query, live)) for who, query in asked if list(complaints(query, live))} == {}
-
-
-def test_a_query_for_a_missing_metric_is_reported() -> None:
-    live: Series = {"forerun_refusals_total": [{"code": "INTERNAL"}], "up": [{}]}
-    for query, words in {
-        "rate(forerun_refusals[5m])": "there is no forerun_refusals",
-        'forerun_refusals_total{code="FULL"}': "no code ['FULL'], only ['INTERNAL']",
-        'forerun_refusals_total{reason="INTERNAL"}': "no reason ['INTERNAL'], only []",
-        'forerun_refusals_total{code=~"INTERNAL|FULL"}': "no code ['FULL']",
-        "sum by (tenant) (forerun_refusals_total)": "the labels ['tenant']",
-    }.items():
-        (complaint,) = complaints(query, live)
-        assert words in complaint
-    assert (
-        list(complaints('sum by (pod, code) (forerun_refusals_total{pod="a",code="INTERNAL"})', live)) == []
-    )

@@ -73,10 +73,6 @@ def test_help_is_a_word_and_rare_options_follow_in_a_group_of_their_own(
     assert "--draft-seats" in advanced
 
 
-def edge_words(draft: str) -> list[str]:
-    return ["edge", "--listen", "127.0.0.1:0", "--draft", draft]
-
-
 @pytest.mark.parametrize(
     ("options", "rules"),
     [
@@ -107,20 +103,6 @@ def test_a_verifier_can_be_told_to_advise_no_sampling_values() -> None:
     engine = TinyTarget(TargetInfo("tiny", 7, 64, 64, (), b"", sampling_defaults=advice))
     for words, told in (([], advice), (["--sampling-defaults", "openai"], SamplingDefaults())):
         assert info_of(configured(*words), engine).sampling_defaults == told
-
-
-@pytest.mark.llama
-def test_a_missing_draft_model_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(edge_words(str(tmp_path / "none.gguf"))) == 2
-    error = capsys.readouterr().err
-    assert error.splitlines()[-1].startswith("forerun: ")
-    assert "none.gguf" in error
-
-
-@pytest.mark.torch
-def test_a_missing_target_model_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--model", str(tmp_path / "none"), "--listen", "127.0.0.1:0"]) == 2
-    wording.keep(capsys.readouterr().err)
 
 
 def test_an_address_in_use_is_told_before_a_model_is_loaded(

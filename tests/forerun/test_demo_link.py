@@ -11,12 +11,6 @@ from simulator.proxy import Link
 NOW = DemoLinkState(60.0, 5.0, True)
 
 
-def test_what_a_request_does_not_name_stays() -> None:
-    assert read_link(b"{}", NOW) == NOW
-    assert read_link(b'{"rtt_ms": 200}', NOW) == DemoLinkState(200.0, 5.0, True)
-    assert read_link(b'{"jitter_ms": 0, "down": false}', NOW) == DemoLinkState(60.0, 0.0, False)
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [

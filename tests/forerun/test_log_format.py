@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import threading
-from typing import Any
 
 import pytest
 
@@ -148,11 +147,3 @@ def test_a_value_that_changes_later_is_written_as_it_was() -> None:
         value.append(2)
         out.free.set()
     assert json.loads(lines(out)[-1])["message"] == "value [1]"
-
-
-def test_all_is_as_before_afterwards() -> None:
-    root = logging.getLogger()
-    before: Any = (root.handlers[:], root.level, logging.getLogger("cloud_verifier").level)
-    with pytest.raises(RuntimeError), writing("debug", "text", io.StringIO()):
-        raise RuntimeError
-    assert (root.handlers[:], root.level, logging.getLogger("cloud_verifier").level) == before

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from common.errors import UnavailableError
-from forerun.commands.daemon_table import duration
 from forerun.terminal import Painter, ProgressBar, harmless, table, watch
 
 WIDEST = 28
@@ -41,14 +40,6 @@ def test_columns_of_a_table_stand_below_each_other_and_long_names_are_cut(found:
     for line, name in zip(lines, found, strict=True):
         assert line.endswith("12.5")
         assert cell_len(name) > WIDEST or line.startswith(name)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0s"), (59.9, "59s"), (60, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (90_061, "1d01h")],
-)
-def test_durations_are_said_as_people_do(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 class Enough(Exception):
@@ -84,28 +75,12 @@ async def test_each_look_takes_the_place_of_the_one_before_and_a_service_may_com
     assert [[words for words in wanted if words in part] for part in frames] == [[words] for words in wanted]
 
 
-async def test_what_does_not_fit_on_the_screen_is_said() -> None:
-    out = FakeTerminal()
-    with pytest.raises(Enough):
-        await watch(looks("one"), lambda *_: ["x" * 99] * 9, interval=0.0, live=True, out=out)
-    frame = out.getvalue()
-    assert "and 5 more" in frame
-    assert "x" * 30 not in frame
-
-
 async def test_a_pipe_gets_one_look_after_the_other_until_the_service_ends() -> None:
     out = io.StringIO()
     look = looks("one", "two", UnavailableError("nobody is there"))
     with pytest.raises(UnavailableError):
         await watch(look, both, interval=0.0, live=False, out=out)
     assert out.getvalue() == "one after None\ntwo after one\n"
-
-
-async def test_what_an_output_cannot_show_is_a_question_mark() -> None:
-    wire = io.BytesIO()
-    out = io.TextIOWrapper(wire, encoding="ascii")
-    await watch(looks("日本"), both, interval=0.0, live=False, once=True, out=out)
-    assert wire.getvalue() == b"?? after None\n"
 
 
 def test_a_terminal_sees_how_far_the_work_is_and_nothing_stays() -> None:

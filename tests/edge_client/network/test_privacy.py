@@ -16,6 +16,8 @@ from common.sampling import SamplingParams
 from common.wire.codec import encode_response
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import Held, VerifierChannel
+from edge_client.settings import load_config
+from tests.cloud_verifier.configured import configured
 from tests.support.tiny import generation, running
 
 OFF, PADDED = Privacy
@@ -61,3 +63,8 @@ async def test_what_comes_decides_what_holds(privacy: Privacy | None) -> None:
             stream.abandon()
     finally:
         await server.stop(None)
+
+
+def test_messages_are_padded_unless_somebody_says_otherwise() -> None:
+    assert configured().server.privacy == "padded"
+    assert load_config({}, {}, []).config.verifier.privacy == "padded"

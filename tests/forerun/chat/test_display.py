@@ -10,13 +10,12 @@ from edge_client.formats.detokenizer import TextSpan, TokenOrigin
 from edge_client.texts.events import (
     DifferenceFound,
     ModeChanged,
-    NoteAdded,
     PreviewAdded,
     TextAdded,
     TextEvent,
     ThoughtAdded,
 )
-from forerun.chat.display import Display, stats_line
+from forerun.chat.display import Display
 from forerun.terminal import Painter
 
 
@@ -49,12 +48,6 @@ def test_reasoning_stands_before_the_answer_and_a_pipe_gets_none() -> None:
     assert shown(io.StringIO(), *events) == "so\n"
 
 
-def test_notes_have_lines_of_their_own() -> None:
-    events = (run("ab"), ModeChanged("m", "w"), run("c"))
-    assert shown(Tty(), *events) == "ab\n\x1b[2m… m: w\n\x1b[0mc\n"
-    assert shown(Tty(), NoteAdded("n"), run("c")) == "\x1b[2m… n\n\x1b[0mc\n"
-
-
 def test_a_pipe_gets_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     events = (run("ab"), PreviewAdded(2, ("c",)), ModeChanged("m", "w"), DifferenceFound(2, "x", "y"))
     assert shown(io.StringIO(), *events) == "ab\n"
@@ -81,32 +74,3 @@ def test_a_terminal_does_not_obey_the_text(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown(io.StringIO(), hostile) == "a\x1b]0;title\x07\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert shown(Tty(), hostile) == "a␛]0;title␇\n"
-
-
-FIGURES = {
-    "mode": "ahead",
-    "tokens": 21,
-    "accepted": 14,
-    "proposed": 28,
-    "target_steps": 10,
-    "acceptance_length": 2.1,
-    "elapsed_ms": 240.0,
-    "first_token_ms": 40.0,
-    "rtt_p50_ms": 43.2,
-    "estimated_speedup": 1.94,
-    "resumes": 1,
-}
-
-
-def test_an_answer_in_words() -> None:
-    assert stats_line(FIGURES) == (
-        "[21 tokens in 240 ms; 10.0 ms per token, the first after 40 ms; 2.10 tokens per target step; "
-        "67 % of the text drafted here (14 of 28 guesses); RTT 43.2 ms; "
-        "about 1.9 times the pace of streaming; the link was taken up again 1 time]"
-    )
-
-
-def test_what_is_not_known_is_not_said() -> None:
-    told = {"tokens": 1, "elapsed_ms": 5.0, "first_token_ms": 5.0, "mode": "server-only", "waited_ms": 1500}
-    expected = "[1 token in 5 ms; the first after 5 ms; 1.5 s in the daemon's queue before; server-only]"
-    assert stats_line(told) == expected

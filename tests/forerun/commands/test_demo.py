@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from unittest.mock import create_autospec
 
 import pytest
 
 from edge_client.formats.detokenizer import spelled
 from edge_client.texts.events import TextAdded
 from forerun.cli import main
-from forerun.commands import demo
 from forerun.rig import Rig, RigSettings, TextRecord, words_of
 from lab import demo_models
 
@@ -61,17 +58,3 @@ def plain_greedy(prompt: str, count: int) -> list[int]:
             best = model(input_ids=ids, use_cache=False).logits[0, -1].argmax()
             ids = torch.cat([ids, best.view(1, 1)], dim=1)
     return list(ids[0, start:].tolist())
-
-
-@pytest.mark.parametrize(
-    ("answer", "wants"), [("y", True), ("Yes", True), ("", False), ("n", False), (EOFError, False)]
-)
-def test_the_page_is_offered_to_whoever_is_there(
-    answer: str | type[Exception], wants: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = create_autospec(input, side_effect=[answer])
-    monkeypatch.setattr("builtins.input", asked)
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    assert demo._wants_page() is wants
-    assert "browser" in asked.call_args[0][0]

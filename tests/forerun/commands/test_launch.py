@@ -15,7 +15,7 @@ import pytest
 
 from edge_client.process import run_file as daemon_file
 from edge_client.process.run_file import this_process
-from forerun.commands.launch import AGENTS, ROOMY, ModelAccess
+from forerun.commands.launch import AGENTS
 from tests import wording
 from tests.edge_client.api.served import TOKEN
 from tests.forerun.beside import command, daemon
@@ -153,22 +153,6 @@ async def test_an_agent_that_could_not_work_is_started_only_if_told_so(state: Pa
     assert "--slots" in refused[0]
     assert "--slots" not in refused[1]
     wording.keep("".join(refused))
-
-
-@pytest.mark.parametrize(("context", "is_enough"), [(ROOMY - 16, True), (ROOMY - 1024, False)])
-async def test_a_verifier_with_the_advised_slots_has_context_enough(
-    context: int,
-    is_enough: bool,
-    state: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """It keeps 16 of them for nodes."""
-    async with daemon(state) as served:
-        access = ModelAccess(served.url, PAIR, context)
-        monkeypatch.setattr("forerun.commands.launch._connection", lambda record, model: access)
-        assert await command("launch", "codex", "--print") == 0
-    assert (capsys.readouterr().err == "") is is_enough
 
 
 async def refusal(programs: Path, *words: str) -> str:

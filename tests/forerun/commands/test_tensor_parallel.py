@@ -15,21 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cloud_verifier.core.engine_protocol import TargetInfo
-from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.core.scheduler import VerifyScheduler
 from common.sampling import SamplingParams
 from forerun.cli import main
-from forerun.commands.tensor_parallel import GroupWatch
 from tests import wording
-from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine
 
 TARGET = str(Path(__file__).parents[3] / "lab" / "demo_models" / "target")
 PROMPT = "def read_lines(path):\n    with open(path) as file:\n        lines = file.read()\n"
-INFO = TargetInfo("tiny", VOCAB, 64, 64, (), FINGERPRINT)
 SAMPLINGS = (
     SamplingParams(max_tokens=40, ignore_eos=True),
     SamplingParams(0.8, top_p=0.95, seed=11, max_tokens=40, ignore_eos=True),
@@ -98,28 +92,3 @@ def test_what_cannot_be_is_told_before_anything_is_loaded(
 ) -> None:
     assert main(["verify", "--model", TARGET, "--tensor-parallel", "--listen", "127.0.0.1:0", *words]) == 2
     wording.keep(capsys.readouterr().err)
-
-
-@pytest.mark.torch
-@pytest.mark.parallel
-def test_a_group_that_is_lost_after_its_service_has_ended_is_no_second_error() -> None:
-    """The pulse goes on until the other ranks were let go, and by then the event loop is closed."""
-    from cloud_verifier.engine.parallel import Leader, Ranks
-    from cloud_verifier.server.worker import Worker
-
-    leader = Leader(Ranks(0, 2, patience=60.0))
-
-    async def serve() -> None:
-        engine = TinyTarget(INFO)
-        watching = asyncio.ensure_future(
-            GroupWatch(leader).run(Worker(engine, VerifyScheduler(engine.info, SchedulerConfig())))
-        )
-        await asyncio.sleep(0)
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-
-    asyncio.run(serve())
-    with leader.lock:
-        lost = leader.lose(RuntimeError("Connection closed by peer"))
-    wording.keep(str(lost))
-    leader.end()

@@ -79,10 +79,3 @@ def test_a_verifier_that_was_started_anew_is_a_new_one() -> None:
 def test_a_stream_number_that_came_again_is_another_session() -> None:
     young = {**FIRST, "sessions": [{**FIRST["sessions"][0], "age_us": 1_000_000, "committed": 7}]}
     assert paces(young, LATER) == {3: 7.0}
-
-
-def test_where_nothing_happened_there_is_no_mean() -> None:
-    found = figures({**FIRST, "uptime_us": 11_000_000}, FIRST)
-    for name in ("step_ms", "rows_per_step", "accepted_share", "won_share"):
-        assert found[name] is None
-    assert "step - ms" in table({**FIRST, "uptime_us": 11_000_000}, FIRST)[1]

@@ -11,16 +11,8 @@ import pytest
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection
-from forerun.doctor.device import Level, check_daemon, check_processor, check_python, check_token
+from forerun.doctor.device import Level, check_daemon, check_processor, check_token
 from tests.support.small_server import Handler, serving
-
-
-@pytest.mark.llama
-@pytest.mark.api
-def test_this_interpreter_will_do() -> None:
-    found = check_python()
-    assert found.level is Level.OK
-    assert "llama-cpp-python" in found.words
 
 
 @pytest.mark.parametrize(

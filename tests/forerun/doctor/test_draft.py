@@ -11,7 +11,7 @@ from common.llama.files import hash_of
 from common.llama.load_trial import ModelTrials
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, Level
-from forerun.doctor.draft import MeasuredPair, MeasuredText, check_draft, compared, find_file
+from forerun.doctor.draft import MeasuredPair, check_draft, find_file
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +86,6 @@ def test_a_verifier_that_goes_away_is_told(tiny: Path) -> None:
     assert (measured.draft_time or 0.0) > 0, "what was found out before stands"
     assert findings["texts"].level is Level.FAIL
     assert "cannot be reached" in findings["texts"].words
-
-
-def test_what_the_target_wrote_is_told() -> None:
-    plain = MeasuredText((1, 2), 0.020, 0.019)
-    words = compared(plain, MeasuredText((1, 2), 0.010, 0.019)).words
-    assert words.endswith("10.0 ms with drafts, the same text")
-    assert "another text" in compared(plain, MeasuredText((1, 3), 0.010, 0.019)).words
 
 
 @pytest.mark.llama

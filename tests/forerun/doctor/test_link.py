@@ -17,7 +17,7 @@ import pytest
 from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import VerifierSection
 from forerun.doctor.device import Finding, Level
-from forerun.doctor.link import LinkFound, _certificate, check_link, round_trips, tls_for
+from forerun.doctor.link import LinkFound, _certificate, check_link, tls_for
 
 if TYPE_CHECKING:
     import trustme
@@ -105,17 +105,6 @@ async def test_a_certificate_is_trusted_named_and_in_time(tmp_path: Path) -> Non
     soon = datetime.now(UTC) + timedelta(days=5)
     async with tls_server(authority, "verifier.example", soon) as address:
         assert (await certificate(address, tls)).level is Level.WARN
-
-
-def test_round_trips_in_words() -> None:
-    found = round_trips("a:1", [0.010, 0.020, 0.010], 0)
-    assert found.level is Level.OK
-    assert found.words == (
-        "10.0 ms at least, 10.0 usually, 19.0 at p95; jitter 10.0 ms; none of 3 probes was lost"
-    )
-    assert round_trips("a:1", [0.010], 2).level is Level.WARN
-    assert "2 of 3 probes got no answer" in round_trips("a:1", [0.010], 2).words
-    assert round_trips("a:1", [], 6).level is Level.FAIL
 
 
 def test_tls_as_the_daemon_speaks_it() -> None:
