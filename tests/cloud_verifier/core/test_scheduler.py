@@ -43,6 +43,11 @@ def finished(key: int, reason: FinishReason, position: int) -> list[Effect]:
 
 # Admission --------------------------------------------------------------------------------------------
 
+
+def under(rule: AcceptanceRule) -> Open:
+    return replace(ask(), acceptance=Acceptance(rule))
+
+
 REFUSED: dict[str, tuple[Open, type[ForerunError], Code]] = {
     "model": (replace(ask(), model="other"), UserError, Code.NOT_FOUND),
     "fingerprint": (replace(ask(), fingerprint=b"\xff"), UserError, Code.FAILED_PRECONDITION),
@@ -53,21 +58,9 @@ REFUSED: dict[str, tuple[Open, type[ForerunError], Code]] = {
     "bias": (ask(logit_bias=((12, 1.0),)), UserError, Code.OUT_OF_RANGE),
     "stop": (ask(stop_token_ids=(13,)), UserError, Code.OUT_OF_RANGE),
     "too long": (ask((1,) * 61), UserError, Code.OUT_OF_RANGE),
-    "rule": (
-        replace(ask(), acceptance=Acceptance(AcceptanceRule.TYPICAL)),
-        UserError,
-        Code.FAILED_PRECONDITION,
-    ),
-    "greedy rule": (
-        replace(ask(), acceptance=Acceptance(AcceptanceRule.JUDGE)),
-        UserError,
-        Code.FAILED_PRECONDITION,
-    ),
-    "second look": (
-        replace(ask(), acceptance=Acceptance(AcceptanceRule.REFLECTIVE)),
-        UserError,
-        Code.FAILED_PRECONDITION,
-    ),
+    "rule": (under(AcceptanceRule.TYPICAL), UserError, Code.FAILED_PRECONDITION),
+    "greedy rule": (under(AcceptanceRule.JUDGE), UserError, Code.FAILED_PRECONDITION),
+    "second look": (under(AcceptanceRule.REFLECTIVE), UserError, Code.FAILED_PRECONDITION),
     "too much": (ask(committed=(1,) * 41), PeerError, Code.OUT_OF_RANGE),
 }
 
@@ -463,20 +456,6 @@ def test_for_an_edge_that_does_not_read_nothing_is_evaluated_until_it_does(alone
     assert bench.scheduler.next_timer_at is None
 
 
-def test_an_edge_that_never_reads_is_ended_and_its_slots_are_free() -> None:
-    bench = Bench(stall_timeout=7.0)
-    bench.open(1)
-    bench.step(1.0)
-    bench.scheduler.on_stalled(1, True, 2.0)
-    assert bench.scheduler.look_ahead() is None
-    assert bench.scheduler.next_timer_at == 9.0
-    bench.scheduler.on_timer(9.0)
-    (end,) = ends(bench.effects())
-    wording.keep(str(end.error))
-    assert bench.scheduler.idle
-    bench.scheduler.on_stalled(1, False, 10.0)  # too late, and no matter
-
-
 # Any sequence of inputs -------------------------------------------------------------------------------
 
 INPUT = st.tuples(
@@ -554,16 +533,6 @@ def test_a_text_that_repeats_itself_is_committed_many_tokens_a_step_without_an_e
         alone.step()
     assert alone.scheduler.counters.num_steps == 40
     assert bench.scheduler.counters.num_steps < 12
-
-
-def test_a_guess_that_the_edge_proposes_too_is_the_edges() -> None:
-    bench = Bench(recall=True)
-    bench.open(1, ask(ROUND))
-    plan = bench.begin()
-    bench.propose(1, chain(3, 4, anchor=11))
-    (commit,) = commits(bench.end(plan))
-    assert len(commit.tokens) > 3
-    assert commit.server_made == (1 << len(commit.tokens)) - 1 & ~0b11
 
 
 def test_guesses_take_nothing_of_the_edges_credit() -> None:
@@ -788,19 +757,6 @@ def test_a_row_that_never_fits_ends_its_session() -> None:
 
 
 # Alarms ------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.one_of(st.none(), st.integers(0, 20))), max_size=30))
-def test_the_last_setting_of_a_key_is_the_one_that_counts(changes: list[tuple[int, int | None]]) -> None:
-    alarms, expected = Alarms(), dict[int, int]()
-    for key, at in changes:
-        alarms.set(key, at)
-        expected.pop(key, None)
-        if at is not None:
-            expected[key] = at
-    assert alarms.next_at == min(expected.values(), default=None)
-    assert alarms.due(20.0) == sorted(expected, key=lambda key: (expected[key], key))
-    assert alarms.due(20.0) == [], "each rings once"
 
 
 def test_alarms_that_are_set_and_forgotten_take_no_memory() -> None:
