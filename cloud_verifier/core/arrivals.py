@@ -141,7 +141,8 @@ class Arrivals:
         place = self._tree.attach(parent, token, logprob)
         if isinstance(place, Node):
             place.wire_id = wire_id
-            self._offers.arrived(place, draft, self._vocab_size)
+            if self._offers.decides:
+                self._offers.arrived(place, draft, self._vocab_size)
         if place is not DEAD:
             self._places[wire_id] = place
             if len(self._places) > MAX_PLACES:

@@ -185,42 +185,38 @@ class DraftBudget:
                 return True
         return False
 
-    def settle(self, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED) -> float:
-        """Enter a step's results into the sessions' balances. Return what a draft row cost all of them, in
-        tokens. `spared` is that of `StepDraft`."""
-        if not any(part.num_outputs > 1 for part in parts):
-            for part in parts:
-                part.session.account.settle(0, self.max_slowdown, 0.0)
-            return 0.0
-        weights = [part.num_drafts * self._weight(part.session) for part in parts]
+    def settle(
+        self, parts: Sequence[StepProgress], seconds: float, spared: Mapping[int, float] = NOBODY_SPARED
+    ) -> tuple[float, float]:
+        """Enter a step's results into the sessions' balances and paces. `spared` is that of `StepDraft`.
+
+        The step took `seconds`, the guesses before it included. Return what a draft row cost all sessions, in
+        tokens, and the step's time as a multiple of the time of its tips and prompts alone.
+        """
         writing = [part.session for part in parts if part.num_outputs]
-        num_drafts = sum(part.num_drafts for part in parts)
-        reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
-        total = self._longer(
-            writing, num_drafts, reads, sum(part.num_rows - part.num_outputs for part in parts)
-        )
-        price = total / sum(weights)  # for a second of weight
-        bare = self.bare([part.session for part in parts if part.session.key not in spared])
+        num_read = sum(part.num_rows - part.num_outputs for part in parts)
+        num_drafts, weights = sum(part.num_drafts for part in parts), [0.0] * len(parts)
+        total = price = bare = 0.0
+        if num_drafts:
+            weights = [part.num_drafts * self._weight(part.session) for part in parts]
+            reads = sum(part.num_drafts * self._row_reads(part.session) for part in parts)
+            total = self._longer(writing, num_drafts, reads, num_read)
+            price = total / sum(weights)  # for a second of weight
+            bare = self.bare([part.session for part in parts if part.session.key not in spared])
         for part, weight in zip(parts, weights, strict=True):
             session, num_won = part.session, part.num_won
-            if part.num_outputs:
+            if num_drafts and part.num_outputs:
                 session.account.judge(num_won)
             lost = (total - price * weight) / bare if bare else 0.0
             lost *= 1.0 - spared.get(session.key, 0.0)
             session.account.settle(num_won, self.max_slowdown, lost)
-        return total / num_drafts * self.pace([part.session for part in parts])
-
-    def note_pace(self, parts: Sequence[StepProgress], seconds: float) -> float:
-        """Note what sessions wrote in a step of `seconds`, the guesses before it included. Return its time as
-        a multiple of the time that its tips and prompts alone would have taken."""
-        writing = [part.session for part in parts if part.num_outputs]
-        num_read = sum(part.num_rows - part.num_outputs for part in parts)
-        bare = self.cost.predict_all(len(writing), num_read, self._reads(writing))
-        time = seconds / bare if bare else 0.0
+        row_price = total / num_drafts * self.pace([part.session for part in parts]) if num_drafts else 0.0
+        alone = self.cost.predict_all(len(writing), num_read, self._reads(writing))
+        time = seconds / alone if alone else 0.0
         for part in parts:
             if part.tokens:
                 part.session.account.pace.add(len(part.tokens), time)
-        return time
+        return row_price, time
 
     def pace(self, sessions: Sequence[VerifySession]) -> float:
         """Return the tokens that the sessions write together in a second, at least those of bare steps; 0 if

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from statistics import fmean
 
 from cloud_verifier.core.engine_protocol import FloatArray, RowLogprobs
 from cloud_verifier.core.verify_session import SessionTally, StepProgress, VerifySession
 from common.estimators import IntervalEstimator
-from common.messages import TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -104,12 +102,6 @@ class StepDone:
     @property
     def duration(self) -> float:
         return self.ended_at - self.step.began_at
-
-    def commits(self) -> Iterator[tuple[StepProgress, tuple[TokenLogprobs, ...]]]:
-        """Yield each part with committed tokens, together with their log-probabilities."""
-        for part, rows in zip(self.parts, self.logprobs or repeat(None), strict=False):
-            if part.tokens:
-                yield part, () if rows is None else rows.of(part.outputs)
 
 
 class NearTies:

@@ -75,23 +75,25 @@ class StepsInFlight:
         """The keys of the sessions in the planned step."""
         return self.planned.sessions if self.planned else ()
 
-    def fits(self, result: StepResult) -> bool:
-        """Return whether a result has the running step's shape."""
+    def end(self, result: StepResult) -> Running | None:
+        """Return the running step, which has ended; None, and leave it, if the result has another shape."""
         sizes = [len(session.rows.nodes) if session.rows else 0 for session in self.members]
         told = len(result.logprobs) in (0, len(sizes))
-        return told and list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
+        fits = told and list(map(len, result.choices)) == list(map(len, result.margins)) == sizes
+        running, self.running = (self.running, None) if fits else (None, self.running)
+        return running
 
     def take_running(self) -> Running:
-        """Return the running step, which has ended. Raise `LocalError` if there was none."""
+        """Return the running step, which has failed. Raise `LocalError` if there was none."""
         if self.running is None:
             raise LocalError("a step's end was reported, but no step was running")
         running, self.running = self.running, None
         return running
 
     def go_on(self, at: float) -> None:
-        """Let the planned step run, if there is one: the engine has begun it at this time."""
-        if self.planned:
-            self.running, self.planned = self.planned.began(at), None
+        """Let the planned step run: the engine has begun it at this time."""
+        assert self.planned is not None, "asked before"
+        self.running, self.planned = self.planned.began(at), None
 
     def plan_ahead(
         self,

@@ -56,8 +56,8 @@ class OwnDrafter(Protocol):
     def settle(self, parts: Sequence[StepProgress], time: float, row_price: float, has_next: bool) -> None:
         """Learn what guesses have won in a finished step.
 
-        Args: time, which `DraftBudget.note_pace` returned; row_price, the tokens that one of the step's draft
-        rows costs all sessions; has_next, whether the engine has begun the next step without guesses.
+        Args: time and row_price, which `DraftBudget.settle` returned; has_next, whether the engine has begun
+        the next step without guesses.
         """
 
 

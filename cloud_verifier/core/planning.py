@@ -37,8 +37,7 @@ class StepPlanner:
         if not draft.members:
             return draft
         config, num_read = self._config, sum(draft.chunks.values())
-        if config.recall:
-            self.recall(draft.decoding)
+        self.recall(draft.decoding)
         # Each tip, and the nodes below it that are worth their rows.
         most = config.max_nodes_per_session
         room = self._batcher.rows.left(config.max_rows, num_read)
@@ -53,5 +52,5 @@ class StepPlanner:
 
     def recall(self, decoding: Iterable[VerifySession]) -> None:
         """Add the guesses that are copied from earlier texts."""
-        for session in decoding:
+        for session in decoding if self._config.recall else ():
             session.guess(self._config.max_nodes_per_session - 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import repeat
 
 from cloud_verifier.core.admission import (
     ANYBODY,
@@ -24,7 +25,6 @@ from cloud_verifier.core.draft_budget import DraftBudget
 from cloud_verifier.core.effects import Effect, End, Reply
 from cloud_verifier.core.engine_protocol import (
     GuessPlan,
-    IntArray,
     StepHints,
     StepPlan,
     StepResult,
@@ -44,7 +44,7 @@ from cloud_verifier.core.tenants import Tenants
 from cloud_verifier.core.verify_session import StepProgress, VerifySession
 from common.errors import CapacityError, Code, ForerunError, LocalError, PeerError, UnavailableError
 from common.mask_time import MaskTime
-from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
+from common.messages import Close, Drain, Finish, FinishReason, Open, Opened, Propose
 from common.prompt_lookup import PromptLookup
 
 DRAIN_KEY, QUOTA_KEY, MASK_KEY, WAIT_KEY = -1, -2, -3, -4  # of their alarms; sessions have keys above 0
@@ -125,7 +125,7 @@ class VerifyScheduler:
             return
         self.credit.rows_pay = self.budget.may_pay([session], self.config.max_nodes_per_session - 1)
         credit = self.credit.of(session, len(self.sessions))
-        session.tell_credit(credit)
+        session.credit_told = credit
         hold = 0.0 if came_at is None else now - came_at
         opened = Opened(
             session.tree.tip_position,
@@ -196,8 +196,7 @@ class VerifyScheduler:
         if self._wait_until(ready, now) is not None:
             return None
         decoding = [session for session in ready if not session.num_prefill]
-        if self.config.recall:
-            self._planner.recall(decoding)
+        self._planner.recall(decoding)
         return self.drafter.plan(ready, self.budget.bare(decoding), now)
 
     def next_step(self, now: float) -> StepPlan | None:
@@ -273,17 +272,24 @@ class VerifyScheduler:
         `report` the driver calls `report` itself, once the engine runs the next step."""
         if self._steps.planned and not next_began:
             self.look_back()
-        if not self._steps.fits(result):
+        if (running := self._steps.end(result)) is None:
             self.on_step_failed(LocalError("the engine's choices do not fit the step it was given"), now)
             return
-        running = self._steps.take_running()
         self.memory.step_over()
-        ended_at = now if ended_at is None else ended_at
-        parts = [
-            self._apply(session, choices, now)
-            for session, choices in zip(running.sessions.values(), result.choices, strict=True)
-        ]
-        self._steps.go_on(ended_at)
+        ended_at, parts = now if ended_at is None else ended_at, list[StepProgress]()
+        for session, choices in zip(running.sessions.values(), result.choices, strict=True):
+            in_next = session.key in self._steps.planned_keys
+            if session.ended:  # its rows were evaluated all the same, and in vain
+                part = session.abort_step(self.memory)
+            else:
+                part = session.apply(choices, self.memory, now, in_next)
+            num_wasted = part.num_drafts - part.num_won if part.num_outputs > 1 else 0
+            self.tenants.note_service(session.tenant, part.num_rows, num_wasted)
+            if part.lost and not in_next:
+                self.preemption.leave(session)
+            parts.append(part)
+        if self._steps.planned:
+            self._steps.go_on(ended_at)
         num_prompt = sum(part.num_rows - part.num_outputs for part in parts)
         num_nodes = running.num_rows - num_prompt
         predicted = self.cost.predict_all(num_nodes, num_prompt, running.num_reads)
@@ -291,9 +297,8 @@ class VerifyScheduler:
         self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
         if result.mask_times:
             self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
-        row_price = self.budget.settle(parts, running.spared)
-        time_spent = self.drafter.time_spent if self.drafter else 0.0
-        time = self.budget.note_pace(parts, done.duration + time_spent)
+        seconds = done.duration + (self.drafter.time_spent if self.drafter else 0.0)
+        row_price, time = self.budget.settle(parts, seconds, running.spared)
         if self.drafter:
             self.drafter.settle(parts, time, row_price, next_began)
         if self.backoff.active:
@@ -313,22 +318,14 @@ class VerifyScheduler:
         self._unreported = None
         self.ledger.enter(done)
         replies = list[Effect]()
-        for part, logprobs in done.commits():
+        for part, rows in zip(done.parts, done.logprobs or repeat(None), strict=False):
+            if not part.tokens:
+                continue
             session = part.session
-            echo = session.take_echo()
-            hold = done.reported_at - session.proposed_at if echo else 0.0
-            commit = Commit(
-                start=part.start,
-                tokens=tuple(part.tokens),
-                server_made=part.server_made,
-                guessed=part.guessed,
-                echo=echo,
-                hold_us=max(0, round(hold * 1e6)),
-                queue_us=max(0, round((done.step.began_at - part.ready_at) * 1e6)),
-                compute_us=round(done.duration * 1e6),
-                credit=session.tell_credit(self.credit.of(session, len(self.sessions))),
-                evaluated=part.num_outputs,
-                logprobs=logprobs,
+            credit = self.credit.of(session, len(self.sessions))
+            logprobs = () if rows is None else rows.of(part.outputs)
+            commit = session.commit(
+                part, done.step.began_at, done.duration, done.reported_at, credit, logprobs
             )
             replies.append(Reply(session.key, commit))
         self._effects[place:place] = replies
@@ -513,19 +510,6 @@ class VerifyScheduler:
         for session in ready:
             session.defer(min(times))
         return min(times, default=None)
-
-    def _apply(self, session: VerifySession, choices: IntArray, now: float) -> StepProgress:
-        """Apply one session's part of the finished step. The session may be in the next step already."""
-        in_next = session.key in self._steps.planned_keys
-        if session.ended:  # its rows were evaluated all the same, and in vain
-            part = session.abort_step(self.memory)
-        else:
-            part = session.apply(choices, self.memory, now, in_next)
-        num_wasted = part.num_drafts - part.num_won if part.num_outputs > 1 else 0
-        self.tenants.note_service(session.tenant, part.num_rows, num_wasted)
-        if part.lost and not in_next:
-            self.preemption.leave(session)
-        return part
 
     # Endings ----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from common.acceptance import AcceptanceRule
 from common.choice import History
 from common.errors import LocalError
 from common.mask_time import MaskCost
-from common.messages import FinishReason, Hint, Open, Propose
+from common.messages import Commit, FinishReason, Hint, Open, Propose, TokenLogprobs
 from common.tree import Node, SpeculationTree
 from common.tree_hints import hint_at
 
@@ -341,11 +341,6 @@ class VerifySession:
         if not stalled:
             self.ready_at = now
 
-    def tell_credit(self, credit: int) -> int | None:
-        """Return the credit that the next message must carry; None if it has not changed."""
-        told, self.credit_told = self.credit_told, credit
-        return None if credit == told else credit
-
     def receive(self, message: Propose, now: float) -> None:
         """Attach the nodes of one Propose. Raises `PeerError` for a message that breaks the protocol."""
         could_run = self.rows is not None or self.ready
@@ -414,7 +409,7 @@ class VerifySession:
             self.request.sampling,
             self._text.prompt,
             self._text.generated(self.tree.committed, start),
-            self._offers.ask(self.tree, nodes) if nodes else None,
+            self._offers.ask(self.tree, nodes) if nodes and self._offers.decides else None,
             self.request.logprobs,
             self._text.history(self.tree.committed, start),
             self.request.hints,
@@ -472,15 +467,28 @@ class VerifySession:
         self.ready_at = now
         for node, choice in zip(nodes, choices.tolist(), strict=True):
             node.choice = choice
-        self._walk(progress)
+        # Commit the target's choices from the tip on, as far as they are known.
+        tree, tokens, sources = self.tree, progress.tokens, self._sources
+        progress.start = len(tree.committed)
+        while progress.finish is None and (token := tree.tip.choice) is not None:
+            child, bit = tree.live.get(tree.tip.children.get(token, 0)), 1 << len(tokens)
+            if child is None or not child.wire_id:  # no node, or a guess that the edge did not propose
+                progress.server_made |= bit
+            if child is not None and (not child.wire_id or any(each.proposed(child) for each in sources)):
+                progress.guessed |= bit
+            for source in sources:
+                source.learn(tree.tip.id, token)
+            tree.advance(token)
+            tokens.append(token)
+            progress.finish = self.finish_reason()
         if not rows.chunk and len(nodes) == 1:  # its tip alone, which is committed
             progress.outputs = (0,)
             memory.settle(self.lease, slots, ())
         else:
-            for source in self._sources:
-                source.forget(self.tree, nodes)
+            for source in sources:
+                source.forget(tree, nodes)
             on_path = [output for output, node in enumerate(nodes) if node.committed]
-            progress.outputs = on_path[: len(progress.tokens)]  # the last one may be a tip that ends the text
+            progress.outputs = on_path[: len(tokens)]  # the last one may be a tip that ends the text
             kept, freed = slots[: rows.chunk], list[int]()
             for node, slot in zip(nodes, slots[rows.chunk :], strict=True):
                 (kept if node.committed else freed).append(slot)
@@ -489,7 +497,7 @@ class VerifySession:
                 memory.publish(self.lease, self.evaluated, in_next)
         if self.awaited.is_told:
             had_nodes = any(node.wire_id for node in nodes[1:])
-            self.awaited.committed(self.tree.tip_position, had_nodes, self.arrivals.has_live, now)
+            self.awaited.committed(tree.tip_position, had_nodes, self.arrivals.has_live, now)
         self.share.turn_over(progress.num_drafts)
         return progress
 
@@ -501,11 +509,31 @@ class VerifySession:
         self._bare_step_granted |= rows.bare
         return StepProgress(self, self.ready_at, len(rows.slots), len(rows.nodes), lost=True)
 
-    def take_echo(self) -> int:
-        """Return the number of Propose messages so far if one came since the last call; else 0."""
-        news = self.num_proposes if self.num_proposes > self._num_echoed else 0
-        self._num_echoed = self.num_proposes
-        return news
+    def commit(
+        self,
+        part: StepProgress,
+        began_at: float,
+        duration: float,
+        now: float,
+        credit: int,
+        logprobs: tuple[TokenLogprobs, ...],
+    ) -> Commit:
+        """Return the message with the tokens of a step of `duration` seconds."""
+        echo = self.num_proposes if self.num_proposes > self._num_echoed else 0  # only once for each
+        is_new, self._num_echoed, self.credit_told = credit != self.credit_told, self.num_proposes, credit
+        return Commit(
+            start=part.start,
+            tokens=tuple(part.tokens),
+            server_made=part.server_made,
+            guessed=part.guessed,
+            echo=echo,
+            hold_us=max(0, round((now - self.proposed_at) * 1e6)) if echo else 0,
+            queue_us=max(0, round((began_at - part.ready_at) * 1e6)),
+            compute_us=round(duration * 1e6),
+            credit=credit if is_new else None,
+            evaluated=part.num_outputs,
+            logprobs=logprobs,
+        )
 
     def finish_reason(self) -> FinishReason | None:
         """Return why the committed text is complete; None if it is not."""
@@ -524,22 +552,6 @@ class VerifySession:
         tokens = self.tree.committed[start : start + chunk] + [node.token for node in nodes]
         positions = list(range(start, start + chunk)) + [node.position for node in nodes]
         return np.array((tokens, positions, parents, slots), dtype=np.int32)
-
-    def _walk(self, progress: StepProgress) -> None:
-        """Commit the target's choices from the tip on, as far as they are known."""
-        tree, tokens, sources = self.tree, progress.tokens, self._sources
-        progress.start = len(tree.committed)
-        while progress.finish is None and (token := tree.tip.choice) is not None:
-            child, bit = tree.live.get(tree.tip.children.get(token, 0)), 1 << len(tokens)
-            if child is None or not child.wire_id:  # no node, or a guess that the edge did not propose
-                progress.server_made |= bit
-            if child is not None and (not child.wire_id or any(each.proposed(child) for each in sources)):
-                progress.guessed |= bit
-            for source in sources:
-                source.learn(tree.tip.id, token)
-            tree.advance(token)
-            tokens.append(token)
-            progress.finish = self.finish_reason()
 
 
 def _counting(start: int, count: int) -> IntArray:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cloud_verifier.core.engine_protocol import StepItem, StepPlan, StepResult, TargetEngine, TargetInfo
-from cloud_verifier.engine.packing import PrefixMarks, StepLimits
+from cloud_verifier.engine.packing import PackedStep, PrefixMarks, StepLimits, pack
 from cloud_verifier.engine.sampling.grammar import TargetGrammars
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choice_rows
 from common.grammar import Tokens
@@ -27,17 +27,17 @@ class PackedEngine(TargetEngine):
         self._grammars = TargetGrammars(grammar_tokens)
 
     @abstractmethod
-    def _step(self, plan: StepPlan) -> StepResult:
-        """Run one step, as `evaluate`."""
+    def _step(self, plan: StepPlan, step: PackedStep) -> StepResult:
+        """Run one packed step, as `evaluate`."""
 
     def evaluate(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises `LocalError` for a plan that breaks a rule of `StepItem` and for a failure of
         the library, and `CapacityError` if there is no memory for the step."""
-        if not any(item.sampling.grammar for item in plan.items):
-            return self._step(plan)
-        self._grammars.take_times()  # of a step that failed: its sessions may be gone
-        result = self._step(plan)
-        return replace(result, mask_times=self._grammars.take_times())
+        has_grammars = any(item.sampling.grammar for item in plan.items)
+        if has_grammars:
+            self._grammars.take_times()  # of a step that failed: its sessions may be gone
+        result = self._step(plan, pack(plan, self._limits, self._marks))
+        return replace(result, mask_times=self._grammars.take_times()) if has_grammars else result
 
     def check_grammar(self, request: Open) -> None:
         self._grammars.check(request)

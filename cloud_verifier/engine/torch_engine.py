@@ -146,9 +146,10 @@ class TorchEngine(PackedEngine):
         }
 
     @torch.inference_mode()
-    def _step(self, plan: StepPlan) -> StepResult:
+    def _step(self, plan: StepPlan, step: PackedStep) -> StepResult:
+        if self.drafter is not None:
+            self.drafter.note(step)
         with capacity_errors(plan):
-            step = self._pack(plan)
             if has_rules(plan) and len(step.outputs):
                 return self._by_rules(plan, step)
             return by_item(plan, self.runner.run(step))
@@ -156,14 +157,11 @@ class TorchEngine(PackedEngine):
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run one step for its raw logits: float32 [O, V], on the model's device. Raises as `evaluate`."""
-        with capacity_errors(plan):
-            return self.forward(self._pack(plan))
-
-    def _pack(self, plan: StepPlan) -> PackedStep:
         step = pack(plan, self._limits, self._marks)
         if self.drafter is not None:
             self.drafter.note(step)
-        return step
+        with capacity_errors(plan):
+            return self.forward(step)
 
     def guess(self, plan: GuessPlan) -> GuessResult:
         return super().guess(plan) if self.drafter is None else self.drafter.guess(plan)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cloud_verifier.core.engine_protocol import Chat, FloatArray, Stats, StepPlan, StepResult, TargetInfo
 from cloud_verifier.engine.packed_engine import PackedEngine
-from cloud_verifier.engine.packing import pack
+from cloud_verifier.engine.packing import PackedStep, pack
 from cloud_verifier.engine.sampling.host_choice import (
     Chosen,
     asked_logprobs,
@@ -73,8 +73,7 @@ class LlamaEngine(PackedEngine):
             "moved_cells_total": self.forward.sequences.num_moved,
         }
 
-    def _step(self, plan: StepPlan) -> StepResult:
-        step = pack(plan, self._limits, self._marks)
+    def _step(self, plan: StepPlan, step: PackedStep) -> StepResult:
         rows = [row for item in plan.items for row in self.choice_rows(item)]
         logits = self.forward.run(step)
         result = by_item(plan, Chosen(*choose_on_host(logits, rows)))

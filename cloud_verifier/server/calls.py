@@ -36,7 +36,6 @@ from common.wire.codec import decode_request, encode_response
 from common.wire.describe import Description, TokenTable, VerifierLoad, encode_description, table_bytes
 from common.wire.padding import down_grain, pad
 from common.wire.status import Status, to_status
-from common.wire.wire_fields import check_padding
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +231,6 @@ class VerifierService(pb_grpc.VerifierServiceServicer):
         try:
             self._worker.charge_stream(key)
             async for request in requests:
-                check_padding(request)
                 kind = request.WhichOneof("message")
                 body = None if kind is None else getattr(request, kind)
                 self._worker.monitor.note_received(key, body, request.ByteSize())

@@ -98,11 +98,8 @@ class EngineThread:
         """Allow this step to follow the running one at once."""
         self._next.append(step)
 
-    def take_back(self) -> bool:
-        """Withdraw the step that may follow. Return False if it has begun, or if there was none."""
-        return self._take_next() is not None
-
-    def _take_next(self) -> NextStep | None:
+    def take_back(self) -> NextStep | None:
+        """Withdraw the step that may follow. Return None if it has begun, or if there was none."""
         try:
             return self._next.popleft()
         except IndexError:
@@ -111,25 +108,25 @@ class EngineThread:
     # In the thread ----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (plan := self._plans.get()) is not None:
+        assert self._loop is not None, "started before"
+        following: StepPlan | None = None  # it begins at once
+        while (plan := following or self._plans.get()) is not None:
+            outcome: EngineOutcome
             if isinstance(plan, GuessPlan):
-                self._tell(self._guess(plan))
-                continue
-            following: StepPlan | None = plan
-            while following is not None:
-                following = self._run(following)
+                outcome = self._guess(plan)
+            else:
+                outcome, following = self._run(plan)
+            self._loop.call_soon_threadsafe(self._on_end, outcome)
 
-    def _run(self, plan: StepPlan) -> StepPlan | None:
-        """Run a step, report its outcome, and return the step that follows at once, if any."""
+    def _run(self, plan: StepPlan) -> tuple[StepOutcome, StepPlan | None]:
+        """Run a step. Return its outcome, and the step that follows at once, if any."""
         try:
             result = self._engine.evaluate(plan)
-            step = self._take_next()
+            step = self.take_back()
             following = None if step is None else step.complete(result)
         except BaseException as error:  # noqa: BLE001 - the worker waits for it and reports it to the sessions
-            self._tell(StepOutcome(plan, error, self._clock()))
-            return None
-        self._tell(StepOutcome(plan, result, self._clock(), following is not None))
-        return following
+            return StepOutcome(plan, error, self._clock()), None
+        return StepOutcome(plan, result, self._clock(), following is not None), following
 
     def _guess(self, plan: GuessPlan) -> GuessOutcome:
         try:
@@ -144,10 +141,6 @@ class EngineThread:
     def _hear_hints(self, hints: StepHints) -> None:
         if not self.stopped:
             self._on_hints(hints)
-
-    def _tell(self, outcome: EngineOutcome) -> None:
-        assert self._loop is not None, "started before"
-        self._loop.call_soon_threadsafe(self._on_end, outcome)
 
 
 class Worker:

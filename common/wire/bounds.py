@@ -42,6 +42,11 @@ MAX_COMMIT_TOKENS = 4096
 MAX_CREDIT = 65_535
 """Live nodes of one session; a parent delta then reaches every id in use."""
 
+MAX_PADDING = 2
+"""Entries of padding: one cannot fill every gap (rule 21)."""
+
+TOO_MUCH_PADDING = f"a message has more than {MAX_PADDING} entries of padding; none needs more"
+
 MAX_FINGERPRINT_BYTES = 64
 """The longest digest in use (SHA-512)."""
 

@@ -197,6 +197,8 @@ def _encode_level(privacy: Privacy | None) -> str | None:
 
 def decode_request(request: pb.SessionRequest) -> ClientMessage:
     """Decode what the edge sent. Raises `PeerError`, `UserError`."""
+    if len(request.padding) > bounds.MAX_PADDING:
+        raise PeerError(bounds.TOO_MUCH_PADDING)
     kind = request.WhichOneof("message")
     if kind == "propose":
         return _propose(request.propose)

@@ -10,14 +10,12 @@ from typing import Any
 
 from common.errors import PeerError
 from common.pb import verifier_pb2 as pb
+from common.wire.bounds import MAX_PADDING, TOO_MUCH_PADDING
 from common.wire.grpc_options import session_bytes
 
 MAX_FIELDS = 8192
 """Most fields of one message, nested fields included. An `Open` with 1,024 biases has some 3,100; packed
 tokens, as protobuf writes them, count once."""
-
-MAX_PADDING = 2
-"""Entries of padding: one cannot fill every gap (rule 21)."""
 
 SMALL = 4096
 """Bytes of a message whose fields need no count: parsed they take 200 KB at most."""
@@ -36,12 +34,6 @@ def check_request(data: bytes, max_positions: int) -> None:
     check_length(len(data), session_bytes(max_positions))
     if len(data) > SMALL:
         _Count(data).within(0, len(data), pb.SessionRequest.DESCRIPTOR)
-
-
-def check_padding(request: pb.SessionRequest) -> None:
-    """Raise `PeerError` for more entries of padding than a sender needs."""
-    if len(request.padding) > MAX_PADDING:
-        raise _too_much_padding()
 
 
 class _Count:
@@ -77,7 +69,7 @@ class _Count:
         if number == PADDING_FIELD and kind is pb.SessionRequest.DESCRIPTOR:
             self._num_padding += 1
             if self._num_padding > MAX_PADDING:
-                raise _too_much_padding()
+                raise PeerError(TOO_MUCH_PADDING)
 
     def _varint(self, at: int, end: int) -> tuple[int, int]:
         number = shift = 0
@@ -89,7 +81,3 @@ class _Count:
                 return number, at
             shift += 7
         raise PeerError("a message is cut off in the middle of a number, or a number has more than ten bytes")
-
-
-def _too_much_padding() -> PeerError:
-    return PeerError(f"a message has more than {MAX_PADDING} entries of padding; none needs more")

@@ -172,7 +172,7 @@ class ResponseWriter:
                         # A resumed text holds them back again, unless their record has its end.
                         last += chunks
                         continue
-                    new = answer.since(num_sent)
+                    new = answer.text.since(num_sent)
                     num_sent += len(new.tokens)
                     if chunks or new.tokens:
                         self._send(StreamPart(chunks, new, index))
@@ -184,7 +184,7 @@ class ResponseWriter:
             is_last = len(ends) == len(self.choices)
             if is_last:
                 chunks += dialect.end(ends[0], self.usage)
-            self._send(StreamPart(chunks, answer.since(num_sent), index, ends=True, is_last=is_last))
+            self._send(StreamPart(chunks, answer.text.since(num_sent), index, ends=True, is_last=is_last))
 
     @property
     def ends(self) -> list[ChoiceEnd]:

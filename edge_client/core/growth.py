@@ -19,7 +19,6 @@ from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate
 from edge_client.core.policies.base import missing_above
 from edge_client.core.proposal_source import EarlierText, ProposalSource
-from edge_client.core.sent_nodes import Untold
 
 SURELY_GUESSED = math.log(0.35)
 """The least chance of a guess beside a draft model, whose own drafts beat doubtful guesses."""
@@ -53,14 +52,9 @@ class Growth:
         self._judges, self._draws = config.judges_guesses, config.draws
         chances = chances or SeededChances(config.sampling.seed)
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
-        self._rule = edge_rule(facts, is_coupled=not config.draws)
-        guesses = self._rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
+        self.rule = edge_rule(facts, is_coupled=not config.draws)
+        guesses = self.rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
         self._sources = [*sources, *(_sources_of(config, shared) if guesses else ())]
-
-    @property
-    def untold(self) -> Untold | None:
-        """Return the function that gives the distributions to send with nodes; None if none are needed."""
-        return self._rule.untold
 
     @property
     def has_texts(self) -> bool:
@@ -78,10 +72,6 @@ class Growth:
         sent = sum(1 for node in self.tree.speculative() if node.wire_id)
         if sent != self.view.num_sent:
             raise LocalError(f"{sent} live nodes carry a wire id, but the count is {self.view.num_sent}")
-
-    def outgoing(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes to send in place of `nodes`, which the policy chose."""
-        return self._rule.outgoing(nodes)
 
     # The draft --------------------------------------------------------------------------------------------
 
@@ -109,27 +99,23 @@ class Growth:
                 node.evaluated, node.busy = True, False
             if not math.isfinite(sum(expansion.scores)):
                 continue  # an overflowing draft gives no scores
-            if node is not None:
-                self._branch(node, expansion)
-            elif followed_by is not None:
-                self._rule.learn_late(expansion, followed_by)
+            if node is None:
+                if followed_by is not None:
+                    self.rule.learn_late(expansion, followed_by)
+                continue
+            said = self.rule.choose(expansion) if self._draws else expansion
+            candidates: Sequence[TokenCandidate]
+            candidates = list(map(TokenCandidate, said.tokens, self.rule.promised(said)))
+            for source in self._sources:
+                candidates = source.weigh(node.id, candidates)
+            children = self._policy.branch(self.view, node, candidates)
+            self.expansions[node.id] = self.rule.grown(said, len(children)) if self._draws else said
+            for child in children:
+                self.tree.grow(node, child.token, child.logprob)
+            if self._judges:
+                for below in [live[each] for each in node.children.values()]:
+                    self.tree.revise(below, self.judged(node, below.token, below.logprob))
         self._overtaken.clear()
-
-    def _branch(self, node: Node, expansion: Expansion) -> None:
-        if self._draws:
-            expansion = self._rule.choose(expansion)
-        candidates: Sequence[TokenCandidate]
-        candidates = list(map(TokenCandidate, expansion.tokens, self._rule.promised(expansion)))
-        for source in self._sources:
-            candidates = source.weigh(node.id, candidates)
-        children = self._policy.branch(self.view, node, candidates)
-        self.expansions[node.id] = self._rule.grown(expansion, len(children)) if self._draws else expansion
-        for child in children:
-            self.tree.grow(node, child.token, child.logprob)
-        if self._judges:
-            for each in node.children.values():
-                below = self.tree.live[each]
-                self.tree.revise(below, self.judged(node, below.token, below.logprob))
 
     def judged(self, node: Node, token: int, logprob: float) -> float:
         """Return the draft model's log chance of `token` after a node; beyond its candidates at most what
@@ -178,7 +164,7 @@ class Growth:
         committed, dead = list[tuple[int, int]](), list[int]()
         for token in tokens:
             if (said := self.expansions.pop(tree.tip.id, None)) is not None:
-                self._rule.learn(said, token)
+                self.rule.learn(said, token)
             for source in self._sources:
                 source.learn(tree.tip.id, token)
             offered = any(tree.live[child].wire_id for child in tree.tip.children.values())

@@ -87,9 +87,13 @@ class Offline:
         self._patience = self.due_at = self._draft_at = None
         self.active = False
 
+    def is_due(self, now: float) -> bool:
+        """Return whether patience has ended."""
+        return self.due_at is not None and now >= self.due_at
+
     def fails(self, now: float) -> bool:
         """Return whether the session must end now."""
-        return self._fallback is Fallback.FAIL and self.due_at is not None and now >= self.due_at
+        return self._fallback is Fallback.FAIL and self.is_due(now)
 
     def begin(self, now: float) -> list[Effect]:
         """Begin the fallback, which is due, and show it at once, before there is a guess."""

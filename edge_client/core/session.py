@@ -115,7 +115,8 @@ def as_input(
 
     @wraps(method)
     def booked_first(session: S, /, *args: Inputs.args, **named: Inputs.kwargs) -> None:
-        session._book()
+        if session._emitted is not None:
+            session._book(*session._emitted)
         method(session, *args, **named)
 
     return booked_first
@@ -430,11 +431,9 @@ class EdgeSession:
         self._standing = self._own_standing
         return self._offline.answered(now, self._standing)
 
-    def _book(self) -> None:
+    def _book(self, message: Commit, came_at: float) -> None:
         """Take a Commit whose text was emitted into the tree, the estimators and the counts."""
-        if self._emitted is None:
-            return
-        (message, came_at), self._emitted = self._emitted, None
+        self._emitted = None
         sent_at = self._outgoing.left_at(message.echo)  # of the newest Propose that the verifier had
         if sent_at is not None:
             self.view.rtt.sample(came_at - sent_at, message.hold_us * 1e-6)
@@ -537,7 +536,7 @@ class EdgeSession:
         if self._owes_guess:
             self._owes_guess = False
             self._growth.guess(beside_draft=self._is_drafting)
-        if (due_at := self._offline.due_at) is not None and now >= due_at:
+        if self._offline.is_due(now):
             self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
@@ -590,7 +589,7 @@ class EdgeSession:
             return  # the verifier knows all nodes, as mostly after a Commit
         nodes = self.policy.send(self.view)
         if self.config.draws:
-            nodes = self._growth.outgoing(nodes)
+            nodes = self._growth.rule.outgoing(nodes)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 
@@ -602,7 +601,7 @@ class EdgeSession:
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
         governed = self._governed if self._drafter_ok else None
         wait = NO_WAIT if governed is None else governed.wait(self.view)
-        message = self._outgoing.propose(self.tree, nodes, now, self._growth.untold, wait)
+        message = self._outgoing.propose(self.tree, nodes, now, self._growth.rule.untold, wait)
         num_nodes = len({node.id for node in nodes})  # some were drawn again
         self.view.num_sent += num_nodes
         self.stats.proposed += num_nodes

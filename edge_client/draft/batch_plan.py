@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from common.llama.batch import LlamaBatch
 from edge_client.core.effects import Expansion
 
 NO_SEQUENCE = -1
@@ -79,9 +78,3 @@ class BatchPlan:
             del column[start:]
         self.shared = {row: more for row, more in self.shared.items() if row < start}
         return removed
-
-    def fill(self, batch: LlamaBatch) -> None:
-        """Write the rows into `batch`."""
-        batch.fill(self.tokens, self.positions, self.sequences, self.outputs)
-        for row, more in self.shared.items():
-            batch.share(row, [self.sequences[row], *more])

@@ -44,7 +44,6 @@ from edge_client.core.effects import (
 )
 from edge_client.draft.batch_plan import BatchPlan, DraftNode, EngineSurprise
 from edge_client.draft.branches import Sequences
-from edge_client.draft.candidates import Logits
 from edge_client.draft.llama_session import LlamaSession, ParkedText, num_equal
 
 logger = logging.getLogger(__name__)
@@ -345,7 +344,10 @@ class DraftGroup:
         return min(self._runtime.n_batch - len(plan.tokens), self._most_read)
 
     def _evaluate(self, plan: BatchPlan, slices: list[BatchSlice]) -> None:
-        plan.fill(self._runtime.batch)
+        batch = self._runtime.batch
+        batch.fill(plan.tokens, plan.positions, plan.sequences, plan.outputs)
+        for row, more in plan.shared.items():
+            batch.share(row, [plan.sequences[row], *more])
         began = self._clock()
         code = self._runtime.decode()
         while code == NO_KV_SLOT and self._park_kept():
@@ -362,13 +364,25 @@ class DraftGroup:
             return
         first, costs = 0, dict[int, float]()
         for part in slices:
-            nodes, outputs = plan.nodes[part.start : part.stop], plan.outputs[part.start : part.stop]
-            part.member.session.settle(nodes)
+            member, nodes = part.member, plan.nodes[part.start : part.stop]
+            member.session.settle(nodes)
+            outputs = plan.outputs[part.start : part.stop]
             ranked = [node for node, output in zip(nodes, outputs, strict=True) if node and output]
-            self._serve(part.member, logits[first : first + len(ranked)], ranked)
-            if ranked and part.member.grammar and self._is_shared:
-                costs[part.member.index] = part.member.session.mask_time
-            first += len(ranked)
+            if ranked or not member.todo:  # a text evaluated again does not prove that its rows will succeed
+                member.is_suspect, member.strikes = False, 0
+            if not ranked:
+                continue
+            rows, first = logits[first : first + len(ranked)], first + len(ranked)
+            try:
+                member.session.rank(rows, ranked)
+            except ForerunError as error:
+                self._fail(member, error)
+            else:
+                member.num_rows += len(ranked)
+                member.todo = [node for node in member.todo if node.expansion is None]
+                self._answer_if_done(member)
+            if member.grammar and self._is_shared:
+                costs[member.index] = member.session.mask_time
         if costs:
             now = self._clock()
             self._mask_time.note(dict(enumerate(self.members)), costs, now, now - began)
@@ -398,21 +412,6 @@ class DraftGroup:
         """Set the measured seconds of a batch by its tokens."""
         self.batch_times.measured(shape)
         self._piece = self._find_piece()
-
-    def _serve(self, member: GroupMember, logits: Logits, nodes: list[DraftNode]) -> None:
-        """Rank a member's evaluated rows. `nodes` have logits."""
-        if nodes or not member.todo:  # a text evaluated again does not prove that its rows will succeed
-            member.is_suspect, member.strikes = False, 0
-        if not nodes:
-            return
-        try:
-            member.session.rank(logits, nodes)
-        except ForerunError as error:
-            self._fail(member, error)
-            return
-        member.num_rows += len(nodes)
-        member.todo = [node for node in member.todo if node.expansion is None]
-        self._answer_if_done(member)
 
     def _answer_if_done(self, member: GroupMember) -> None:
         if member.asked is not None and not member.todo:

@@ -190,7 +190,7 @@ class DraftPool:
 
     def _run(self) -> None:
         while self._receive():
-            for place in range(self.num_seats):
+            for place in self._next_places():
                 self._carry_out(place)
             try:
                 answers = self._group.turn()
@@ -204,7 +204,7 @@ class DraftPool:
 
     def _receive(self) -> bool:
         """Queue posted requests by place; wait for one if idle. Return False at the end."""
-        wait = not any(self._can_go_on(place) for place in range(self.num_seats))
+        wait = not self._next_places()
         while True:
             pause = self._group.pause if wait else 0.0
             try:
@@ -224,13 +224,15 @@ class DraftPool:
                     self._drafting.pop(seat.place, None)
                 self._queues[seat.place].append(request)
 
-    def _can_go_on(self, place: int) -> bool:
-        return bool(self._queues[place]) and place not in self._drafting
+    def _next_places(self) -> list[int]:
+        """Return the seats whose next request need not wait for the end of a draft step."""
+        return [at for at, queue in enumerate(self._queues) if queue and at not in self._drafting]
 
     def _carry_out(self, place: int) -> None:
         """Carry out a seat's requests in order, up to a draft step, which ends before later ones."""
-        while self._can_go_on(place):
-            seat, wish = self._queues[place].popleft()
+        queue = self._queues[place]
+        while queue and place not in self._drafting:
+            seat, wish = queue.popleft()
             try:
                 match wish:
                     case StartDrafter():

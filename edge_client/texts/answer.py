@@ -21,13 +21,12 @@ from edge_client.core.effects import (
     Preview,
     PreviewEnds,
     SessionStats,
-    Shown,
     Withdraw,
 )
 from edge_client.formats.detokenizer import Detokenizer, TextDecoder, TextSpan, TokenOrigin, Words
 from edge_client.texts.events import AnswerEvent, Json, TextAdded
 from edge_client.texts.figures import SessionRun, TextAccount, TextFigures, add_up
-from edge_client.texts.resume import Begun, WrittenText
+from edge_client.texts.resume import WrittenText
 from edge_client.texts.text_request import TextRequest, Writer
 
 UNFINISHED = 8
@@ -63,7 +62,7 @@ class TextAnswer:
         self._begin = begin
         self._clock = clock
         self._detokenizer = Detokenizer(words, ends, request.stops)
-        self._text = WrittenText()
+        self.text = WrittenText()
         self._shown_preview: list[int] = []  # preview after the text, for a client that revises
         self._differs = False  # the session's text differs from the client's
         self.run: SessionRun | None = None  # the present session
@@ -80,16 +79,12 @@ class TextAnswer:
     @property
     def tokens(self) -> tuple[int, ...]:
         """Return the tokens of the text so far."""
-        return tuple(self._text.tokens)
+        return tuple(self.text.tokens)
 
     @property
     def preview(self) -> tuple[int, ...]:
         """Return the preview's tokens that a revising client sees after the text now."""
         return tuple(self._shown_preview)
-
-    def since(self, count: int) -> Begun:
-        """Return the part of the text after its first `count` tokens."""
-        return self._text.since(count)
 
     @property
     def stopped_by(self) -> str | None:
@@ -107,12 +102,13 @@ class TextAnswer:
         while not self._is_over():
             if self.run is not None:
                 self._done.append(self.run.stats)
-            self._differs, self.run = False, self._begin(self._text.tokens)
+            self._differs, self.run = False, self._begin(self.text.tokens)
             run = self.run
             try:
                 async with contextlib.aclosing(run.shown()) as shown:
                     async for item in shown:
-                        for event in self._take(item):
+                        added = self._emit(item) if isinstance(item, Emit) else self._told(item)
+                        for event in added:
                             yield event
                         if self._is_over() or self._differs:
                             break
@@ -126,10 +122,9 @@ class TextAnswer:
     def _is_over(self) -> bool:
         return self.finish is not None
 
-    def _take(self, item: Shown) -> Iterator[AnswerEvent]:
+    def _told(self, item: Preview | PreviewEnds | Withdraw | ChangeMode) -> Iterator[AnswerEvent]:
+        """Show what the user sees beside the target's tokens."""
         match item:
-            case Emit():
-                yield from self._emit(item)
             case Preview():
                 yield from self._preview(item.tokens)
             case PreviewEnds():
@@ -145,8 +140,8 @@ class TextAnswer:
     def _emit(self, emit: Emit) -> Iterator[AnswerEvent]:
         """Add the target's tokens, of which the device may have written some before."""
         place = emit.start - len(self.request.prompt)
-        agreed = self._text.num_agreed(place, emit.tokens)
-        if agreed < min(len(emit.tokens), len(self._text.tokens) - place):
+        agreed = self.text.num_agreed(place, emit.tokens)
+        if agreed < min(len(emit.tokens), len(self.text.tokens) - place):
             yield self._differing(place + agreed, emit.tokens[agreed:])
             return
         del self._shown_preview[: len(emit.tokens)]
@@ -171,13 +166,13 @@ class TextAnswer:
     def _withdraw(self, count: int) -> Iterator[AnswerEvent]:
         if count <= len(self._shown_preview):  # else text, which stays
             del self._shown_preview[len(self._shown_preview) - count :]
-            yield {"retract": len(self._text.tokens) + len(self._shown_preview)}
+            yield {"retract": len(self.text.tokens) + len(self._shown_preview)}
 
     def _extend_preview(self, tokens: Sequence[int]) -> Json:
         decoder = TextDecoder(self._words)
-        before = (*self._text.tokens[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
+        before = (*self.text.tokens[-UNFINISHED:], *self._shown_preview[-UNFINISHED:])
         decoder.feed(before[-UNFINISHED:])
-        start = len(self._text.tokens) + len(self._shown_preview)
+        start = len(self.text.tokens) + len(self._shown_preview)
         self._shown_preview += tokens
         texts = ["" if token in self.ends else decoder.feed((token,)) for token in tokens]
         return {"guess": {"start": start, "texts": texts}}
@@ -186,7 +181,7 @@ class TextAnswer:
         """Note that the target differs at `place`. The next session begins after the text."""
         self._differs = True
         device, target = TextDecoder(self._words), TextDecoder(self._words)
-        texts = {"device": device.feed(self._text.tokens[place:]), "target": target.feed(tokens)}
+        texts = {"device": device.feed(self.text.tokens[place:]), "target": target.feed(tokens)}
         self.differences.append({"place": place, **texts})
         return {"difference": self.differences[-1]}
 
@@ -202,15 +197,15 @@ class TextAnswer:
     def _spell(
         self, token: int, origin: TokenOrigin, logprobs: TokenLogprobs | None = None
     ) -> list[TextSpan]:
-        self._text.add(token, origin, logprobs)
+        self.text.add(token, origin, logprobs)
         written = self._detokenizer.feed(token, origin, logprobs)
         if self.stopped_by is not None or token in self.ends:
             self.finish = FinishReason.STOP
-        elif len(self._text.tokens) >= self.request.sampling.max_tokens:
+        elif len(self.text.tokens) >= self.request.sampling.max_tokens:
             self.finish = FinishReason.LENGTH
         return written
 
     def _is_whole(self, preview: Sequence[int]) -> bool:
         """Tell whether the text with this preview has come to its end."""
-        length = len(self._text.tokens) + len(preview)
+        length = len(self.text.tokens) + len(preview)
         return bool(preview) and (preview[-1] in self.ends or length >= self.request.sampling.max_tokens)

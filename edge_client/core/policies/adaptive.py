@@ -204,14 +204,13 @@ class AdaptivePolicy:
         assert node.parent is not None, "the tip is never sent"
         tree = view.tree
         chance = math.exp(tree.worth(node))
+        row_cost = min(
+            0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6)
+        )  # of the verifier, in turns
         saved = SOON * chance if node.busy else 0.0
         for likely, forecast in self._outlook.cases:
             tip = forecast.tip_met(node.parent, view.now)
             if tip is not None:
                 news = view.server.news(node.position - tip.position - 1)
-                saved += likely * (chance * news - self._row_cost(view) * math.exp(tree.worth(tip)))
+                saved += likely * (chance * news - row_cost * math.exp(tree.worth(tip)))
         return saved
-
-    def _row_cost(self, view: GrowthView) -> float:
-        """Return the verifier's cost of one more node, in turns."""
-        return min(0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloud_verifier.core.batching import NOBODY_SPARED
 from cloud_verifier.core.cost import MeasuredStepCost, StepCost
 from cloud_verifier.core.draft_account import MOST_SAVED, RowShare
 from cloud_verifier.core.draft_budget import DraftBudget
@@ -114,13 +115,21 @@ def brought(each: VerifySession, num_drafts: int, num_won: int) -> StepProgress:
     return StepProgress(each, 0.0, num_outputs=1 + num_drafts, tokens=[0] * (1 + num_won))
 
 
+def settle(
+    sharing: DraftBudget, parts: Sequence[StepProgress], spared: Mapping[int, float] = NOBODY_SPARED
+) -> None:
+    """Enter a step that took the time of its tips for each token of its fastest session."""
+    most = max(len(part.tokens) for part in parts)
+    sharing.settle(parts, most * sharing.bare([part.session for part in parts]), spared)
+
+
 @pytest.mark.parametrize(("make", "num_drafts"), [(taught, 10), (on_a_processor, 7)])
 def test_a_balance_is_what_was_won_less_what_others_cost(
     make: Callable[[], DraftBudget], num_drafts: int
 ) -> None:
     """Rows share what they add, whatever the table."""
     sharing, loud, quiet = make(), session(1, balance=1.0), session(2, balance=1.0)
-    sharing.settle([brought(loud, num_drafts, 2), brought(quiet, 0, 0)])
+    settle(sharing, [brought(loud, num_drafts, 2), brought(quiet, 0, 0)])
     added = sharing.cost.predict(2 + num_drafts, 0) / sharing.cost.predict(2, 0) - 1
     assert loud.account.balance == pytest.approx(1.0 + 2 + 0.02)
     assert quiet.account.balance == pytest.approx(1.0 + 0.02 - added)
@@ -130,9 +139,9 @@ def test_one_that_reads_its_prompt_pays_as_far_as_it_is_not_kept_in_pace() -> No
     sharing, loud, reading = taught(), session(1, balance=1.0), session(2, balance=1.0)
     reading.account.promised = 3.0  # of a step before its KV was dropped
     step = [brought(loud, 6, 2), StepProgress(reading, 0.0, num_rows=50)]
-    sharing.settle(step, {2: 1.0})
+    settle(sharing, step, {2: 1.0})
     assert reading.account.balance == pytest.approx(1.0 + 0.02)
-    sharing.settle(step, {2: 0.5})
+    settle(sharing, step, {2: 0.5})
     assert reading.account.balance == pytest.approx(1.0 + 0.04 - 6 / 30 / 2, rel=1e-3)
     assert reading.account.kept.ratio == 1.0
 
@@ -147,7 +156,7 @@ def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
     sharing, honest, liar = taught(), session(1, 0.5), session(2, *[1.0] * 8)
     for _ in range(20):
         liar.account.promised = 8.0
-        sharing.settle([brought(honest, 0, 0), brought(liar, 8, 0)])
+        settle(sharing, [brought(honest, 0, 0), brought(liar, 8, 0)])
     honest.account.balance = liar.account.balance = MOST_SAVED
     assert drafts(sharing, honest, liar) == {1: 1, 2: 0}
 
@@ -165,7 +174,7 @@ def test_a_verifier_whose_steps_take_no_time_takes_every_row() -> None:
     sharing, poor = DraftBudget(0.02, StepCost()), session(2, balance=0.0)
     for _ in range(3):
         sharing.cost.sample(1, 0, 0.0)
-        sharing.settle([brought(poor, 0, 0)])
+        settle(sharing, [brought(poor, 0, 0)])
     assert drafts(sharing, session(1, 0.9, 1e-6), poor) == {1: 2, 2: 0}
 
 
@@ -362,6 +371,5 @@ def test_rows_that_wake_experts_are_drafted_only_where_they_pay(
             part.num_rows = part.num_outputs
         num_rows = sum(part.num_rows for part in parts)
         sharing.cost.sample(num_rows, 0, time(num_rows))
-        sharing.settle(parts)
-        sharing.note_pace(parts, time(num_rows))
+        sharing.settle(parts, time(num_rows))
     assert list(taken.values()) == [best] * num_sessions

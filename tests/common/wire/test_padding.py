@@ -22,7 +22,7 @@ from common.wire.padding import (
     pad_open,
     up_grain,
 )
-from common.wire.wire_fields import MAX_FIELDS, check_padding, check_request
+from common.wire.wire_fields import MAX_FIELDS, check_request
 
 SIZES = st.integers(32, 300)
 GREEDY = SamplingParams()
@@ -139,7 +139,7 @@ def test_a_message_is_no_longer_than_the_target_needs() -> None:
 
 def test_small_messages_bring_no_more_padding_either() -> None:
     request = pb.SessionRequest(close=pb.Close(), padding=[b""] * 2)
-    check_padding(request)
+    decode_request(request)
     request.padding.append(b"")
     with pytest.raises(PeerError):
-        check_padding(request)
+        decode_request(request)

@@ -89,16 +89,16 @@ def test_with_replacement_all_draws_below_a_node_are_sent_or_none_and_repeats_ta
         nodes = policy.send(growth.view)
         for credit, count in ((2, 0), (3, 3), (5, 3), (6, 6)):
             growth.view.credit = credit
-            assert len(growth.outgoing(nodes)) == count
-        sent = growth.outgoing(nodes)
+            assert len(growth.rule.outgoing(nodes)) == count
+        sent = growth.rule.outgoing(nodes)
         repeats += len(sent) - len({node.id for node in sent})
         assert {node.id for node in sent} == {node.id for node in nodes}
-        message = Outgoing().propose(growth.tree, sent, 0.0, growth.untold)
+        message = Outgoing().propose(growth.tree, sent, 0.0, growth.rule.untold)
         assert sum(draft is not None for draft in message.drafts) == 2
         growth.view.num_sent = len(nodes)
         growth.branch([Expansion(nodes[-1].id, (9, 6), (0.0, -0.4))])
         nodes = [node for node in policy.send(replace(growth.view, credit=64)) if not node.wire_id]
         for credit, count in ((8, 0), (9, 3)):
             growth.view.credit = credit
-            assert len(growth.outgoing(nodes)) == count, "the six draws sent before take room, too"
+            assert len(growth.rule.outgoing(nodes)) == count, "the six draws sent before take room, too"
     assert repeats > 40
