@@ -87,7 +87,8 @@ def explain_mismatch(edge: Vocabulary, verifier: Vocabulary) -> str:
         f"the draft's tokenizer is not the target's: id {token} is {_shown(edge.text(token))} in the "
         f"draft and {_shown(verifier.text(token))} in the target, the first of {count} differing ids "
         f"({edge.num_tokens} tokens in the draft, {verifier.num_tokens} in the target); {prints}. "
-        "Use a draft model of the same family as the target."
+        "Use a draft model of the same family as the target, or give a GGUF file with the target's tokens "
+        "(--tokens): the draft model then drafts through a translation."
     )
 
 

@@ -35,6 +35,7 @@ class DraftFiles:
     small: str = ""  # of a smaller model in front of it; empty: none
     texts: Callable[[bytes], FileTexts] | None = None  # of the user's files, for a token table's fingerprint
     earlier: Path | None = None  # of earlier texts; None: they are in memory alone
+    tokens: str = ""  # of the target's tokens; empty: the draft model's are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ async def open_pair(
         seats=draft.seats,
         keep_alive=draft.keep_alive,
         small=_llama(files.small, draft) if files.small else None,
+        tokens=_llama(files.tokens, draft) if files.tokens else None,
     )
     section = config.verifier
     tls = verifier_tls(section)

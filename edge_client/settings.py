@@ -219,6 +219,14 @@ class DraftSection:
         is_path=True,
         alias="--small-draft",
     )
+    tokens: str = setting(
+        "",
+        "a file with the target's tokens, for a draft model with other ones, which then drafts through a "
+        "translation (docs/edge.md); empty: the draft model's tokens are the target's",
+        form="as draft.model; its weights are not read",
+        is_path=True,
+        alias="--tokens",
+    )
     threads: int = setting(
         0,
         "processor threads of the draft model; 0: all processors but one",
@@ -313,6 +321,8 @@ class DraftSection:
 
     def __post_init__(self) -> None:
         check_section(self)
+        if self.small and self.tokens:
+            raise UserError("draft.small and draft.tokens exclude each other; leave one of them empty")
 
     @property
     def is_loaded(self) -> bool:

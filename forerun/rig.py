@@ -291,6 +291,7 @@ class RigSettings:
     link_seed: int = 1
     recall: bool = False  # both sides propose repeated tokens
     drafter: str | None = None  # the verifier's own, as for `forerun verify`
+    tokens: str = ""  # file of the target's tokens, for a draft with other ones
     verifier_options: tuple[str, ...] = ()  # further ones of `forerun verify`
 
     @property
@@ -324,7 +325,8 @@ class Rig(Processes):
     async def start_linked_edge(self) -> RigEdge:
         """Start one more edge behind the link."""
         where = ("--verifier", str(self.link.address), "--draft", self.settings.draft)
-        return await self.start_edge(*where, "--threads", "1", *PRIVACY)
+        tokens = ("--tokens", self.settings.tokens) if self.settings.tokens else ()
+        return await self.start_edge(*where, *tokens, "--threads", "1", *PRIVACY)
 
     @property
     def link(self) -> Link:

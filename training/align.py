@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from common.config.command_line import add_command
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from training.draft_weights import DraftWeights
     from training.lessons import DraftReport, Lesson
     from training.trainer import Checkpoint, Losses, Trainer
+    from training.trimming import Trimming
 
 DESCRIPTION = """\
 Let the target write texts, and train the draft to make the same choices. A draft that the target agrees
@@ -49,6 +52,9 @@ LOGITS_PER_PASS = 40_000_000
 CHECK_EVERY, PATIENCE = 50, 4
 """Updates between two measurements of the texts held out, and measurements without a better one after which
 the training ends."""
+
+NEVER = -1e4
+"""Logit of a token that a draft lacks."""
 
 BEST = "best."
 """Prefix of the best weights so far in a checkpoint."""
@@ -73,7 +79,10 @@ class AlignOptions(TextsOptions):
     loss: str = setting("coupled", "what an update lowers", choices=LOSS_NAMES)
     rank: int = setting(0, "train products of this rank beside the matrices; 0: all weights", "N", low=0)
     layers: str = setting("", "keep these layers of the draft only, such as 0,3,6 (default: all)", "LIST")
-    updates: int = setting(400, "most updates", "N", low=1)
+    trim: int = setting(
+        0, "keep the N most frequent tokens of the draft, for forerun edge --tokens; 0: all", "N", low=0
+    )
+    updates: int = setting(400, "most updates; 0: none", "N", low=0)
     seed: int = setting(0, "seed of the texts and of their order", "N")
 
     def __post_init__(self) -> None:
@@ -85,6 +94,8 @@ class AlignOptions(TextsOptions):
             raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --layers")
         if not self.draft.is_file():
             raise UserError(f"--draft {self.draft} is no file; give the draft's GGUF file")
+        if self.adapter is not None and self.trim:
+            raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --trim")
         check_out(self.out)
 
     def sampling_of(self, group: int) -> SamplingParams:
@@ -112,6 +123,7 @@ def _run(options: AlignOptions) -> int:
     from training.draft_weights import DraftWeights, file_type
     from training.lessons import measure
     from training.trainer import Checkpoint, Trainer
+    from training.trimming import Trimming
 
     options.use_threads()
     torch.manual_seed(options.seed)
@@ -128,6 +140,7 @@ def _run(options: AlignOptions) -> int:
         start = measure(draft.logits, held_out, options.temperature)
     if options.rank:
         draft.add_low_rank(options.rank)
+    trimming = Trimming(options.draft, _counts(taught), options.trim) if options.trim else None
     trainer = Trainer(
         {name: weight for name, weight in draft.module.named_parameters() if weight.requires_grad},
         _losses(draft, taught, options),
@@ -137,15 +150,50 @@ def _run(options: AlignOptions) -> int:
         options.seed,
         [name for name, _ in draft.module.named_parameters() if "embed" in name or "lm_head" in name],
     )
-    after = _train(draft, trainer, start, held_out, checkpoint, options)
-    draft.write(options.out, options.type)
+    after = _train(draft, trainer, start, held_out, checkpoint, options) if options.updates else start
+    report: dict[str, Any] = {}
+    if trimming is None:
+        draft.write(options.out, options.type)
+    else:
+        after = measure(_trimmed(draft.logits, trimming.kept), held_out, options.temperature)
+        report = {"tokens": len(trimming.kept), "outside": trimming.outside(_counts(held_out))}
+        _write_trimmed(draft, trimming, options)
     if options.adapter is not None:
         draft.write_adapter(options.adapter)
     checkpoint.path.unlink(missing_ok=True)
-    report = {"out": str(options.out), "held_out_texts": len(held_out), "updates": trainer.done}
+    report |= {"out": str(options.out), "held_out_texts": len(held_out), "updates": trainer.done}
     report |= {"before": asdict(before), "after": asdict(after)}
     print(json.dumps(report) if options.json else _shown(before, after, report))
     return 0
+
+
+def _counts(lessons: Sequence[Lesson]) -> Counter[int]:
+    """Return how often the target wrote each token."""
+    return Counter(token for lesson in lessons for token in lesson.tokens[lesson.first + 1 :].tolist())
+
+
+def _trimmed(logits: Callable[[Tensor], Tensor], kept: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Return a draft that proposes the tokens `kept` alone."""
+
+    import torch
+
+    places = torch.tensor(kept)
+
+    def trimmed(tokens: Tensor) -> Tensor:
+        whole = logits(tokens)
+        return torch.full_like(whole, NEVER).index_copy(-1, places, whole[..., places])
+
+    return trimmed
+
+
+def _write_trimmed(draft: DraftWeights, trimming: Trimming, options: AlignOptions) -> None:
+    """Write the trained draft, or its own file if nothing was changed, without the rare tokens."""
+    with TemporaryDirectory(dir=options.out.parent) as folder:
+        whole, part = options.draft, Path(folder) / "part.gguf"
+        if options.updates or options.layers:
+            draft.write(whole := Path(folder) / "whole.gguf", options.type)
+        trimming.write(whole, part)
+        part.replace(options.out)
 
 
 def _what(options: AlignOptions) -> dict[str, object]:
@@ -276,4 +324,9 @@ def _shown(before: DraftReport, after: DraftReport, report: dict[str, Any]) -> s
     shown = table(
         ("on texts held out", "before", "after"), [(name, f"{a:.1%}", f"{b:.1%}") for name, a, b in rows]
     )
-    return "\n".join([f"{report['out']}: {report['updates']} updates", *shown])
+    heading = f"{report['out']}: {report['updates']} updates"
+    if "tokens" in report:
+        heading += (
+            f", {report['tokens']} tokens, without {report['outside']:.2%} of those that the target writes"
+        )
+    return "\n".join([heading, *shown])

@@ -24,6 +24,7 @@ from torch.nn.utils import parametrize
 
 from common.errors import UserError
 from common.llama.library import library
+from training.gguf_files import copy_fields, finish
 
 FloatArray = NDArray[np.float32]
 
@@ -201,14 +202,8 @@ class DraftWeights:
 
     def _write_whole(self, path: Path) -> None:
         writer = gguf.GGUFWriter(path, self._architecture)
-        for field in self._reader.fields.values():
-            if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
-                continue
-            kind, value = field.types[0], field.contents()
-            if field.name == f"{self._architecture}.block_count":
-                value = self.module.config.num_hidden_layers
-            item_kind = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, value, kind, item_kind)
+        layers = {f"{self._architecture}.block_count": self.module.config.num_hidden_layers}
+        copy_fields(self._reader, writer, {"general.file_type": None, **layers})
         written = set[str]()
         for module_name, weight in self._weights():
             name = self._file_name(module_name)
@@ -228,14 +223,6 @@ def _kind_of(name: str) -> str:
 def _numpy(weight: Tensor) -> FloatArray:
     array: FloatArray = weight.detach().float().cpu().contiguous().numpy()
     return array
-
-
-def finish(writer: gguf.GGUFWriter) -> None:
-    """Write what `writer` has been given, and close its file."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _quantize(whole: Path, out: Path, file_type: int) -> None:

@@ -23,9 +23,9 @@ MEMORY = 2.0
 
 @dataclass(frozen=True, slots=True)
 class OpenedDraft:
-    """Holds a draft file's tokens, which stay in memory, and its model."""
+    """Holds the target's tokens, which stay in memory, and the draft model."""
 
-    words: LlamaModel
+    words: LlamaModel  # the draft file's, or those of a file of the target's tokens
     vocabulary: Vocabulary  # of `words`
     model: SharedDraftModel | None  # None: only the tokens are used
 
@@ -43,7 +43,7 @@ class DraftModels:
         self._trials = ModelTrials(paths.tried)
         self._stack = stack
         self._available = available or available_memory
-        self._opened: dict[tuple[LlamaSettings, LlamaSettings | None, bool, int, float], OpenedDraft] = {}
+        self._opened: dict[tuple[object, ...], OpenedDraft] = {}
 
     def open(
         self,
@@ -53,23 +53,27 @@ class DraftModels:
         seats: int,
         keep_alive: float,
         small: LlamaSettings | None = None,
+        tokens: LlamaSettings | None = None,
     ) -> OpenedDraft:
         """Open the tokens and, if `drafting`, the draft model, whose weights are loaded when they are needed.
 
-        `small` is a smaller draft model in front of it. Another process tries each file first. Raises
+        `small` is a smaller draft model in front of it. `tokens` is a file with the target's tokens; None:
+        the draft's are the target's. Another process tries each file first. Raises
         `UserError` for an unloadable file.
         """
-        key = settings, small, drafting, seats, keep_alive
+        key = settings, small, tokens, drafting, seats, keep_alive
         if key not in self._opened:
-            logger.info("> reading the tokens of %s", settings.path)
+            logger.info("> reading the tokens of %s", (tokens or settings).path)
             model, words = None, None
+            if tokens is not None or not drafting:
+                self._trials.ensure(tokens or settings, weights=False)
+                words = self._stack.enter_context(LlamaModel(tokens or settings, weights=False))
             if drafting:
-                model = SharedDraftModel(settings, seats, keep_alive, self._trials, self._make_room, small)
+                shared = settings, seats, keep_alive, self._trials, self._make_room, small
+                model = SharedDraftModel(*shared, target=words)
                 self._stack.push_async_callback(model.close)
-                words = model.tokens
-            else:
-                self._trials.ensure(settings, weights=False)
-                words = self._stack.enter_context(LlamaModel(settings, weights=False))
+                words = words or model.tokens
+            assert words is not None, "opened here, or by the model"
             self._opened[key] = OpenedDraft(words, Vocabulary(words.token_table()), model)
         return self._opened[key]
 

@@ -134,14 +134,12 @@ class DraftGroup:
                 f"{size} sessions at once need n_seq_max to be {2 * size} at least and it is "
                 f"{runtime.n_seq_max}: each has its text and one branch; raise n_seq_max or take fewer seats"
             )
-        self._runtime = runtime
+        self._runtime, self._clock = runtime, clock
         self._sequences = Sequences(runtime, size, runtime.n_seq_max)
         self.members = tuple(
-            GroupMember(index, LlamaSession(runtime, self._sequences, index, num_candidates, clock))
-            for index in range(size)
+            GroupMember(index, self._session(index, num_candidates)) for index in range(size)
         )
         self._line = list(self.members)  # the longest wait first
-        self._clock = clock
         self.batch_times = WidthTimes(ASSUMED)  # of batches, by their tokens
         self._piece = self._find_piece()  # tokens of a prompt in one batch
         self._debt = 0.0  # seconds of draft steps owed for reading prompts
@@ -151,6 +149,9 @@ class DraftGroup:
         self._answers: list[MemberAnswer] = []
         self._mask_time = MaskTime()
         self._is_full_told = False  # a text has not fitted, and the log says so
+
+    def _session(self, trunk: int, num_candidates: int) -> LlamaSession:
+        return LlamaSession(self._runtime, self._sequences, trunk, num_candidates, self._clock)
 
     @property
     def has_work(self) -> bool:
@@ -234,6 +235,10 @@ class DraftGroup:
         member.todo = [node for node in member.asked if node.expansion is None]
         member.limit = self._runtime.max_rows
         self._answer_if_done(member)
+
+    def num_common(self, index: int, tokens: Sequence[int]) -> int:
+        """Return how many leading `tokens` a member's text has evaluated. Any thread may call."""
+        return self.members[index].session.num_common(tokens)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` some text has evaluated. Any thread may call; the group's own may

@@ -255,21 +255,26 @@ class LlamaSession:
 
     def rank(self, logits: Logits, nodes: Sequence[DraftNode]) -> None:
         """Set nodes' expansions, empty after a break of the grammar. Overwrites `logits`."""
+        self._rank(logits, nodes, self._tokens, self._num_prompt)
+
+    def _rank(self, logits: Logits, nodes: Sequence[DraftNode], text: Sequence[int], num_prompt: int) -> None:
+        """Rank behind the committed `text`, which begins with `num_prompt` tokens of a prompt."""
         began = self._clock()
-        broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes)
+        broken = [] if self._matcher is None else self._mask(self._matcher, logits, nodes, text[num_prompt:])
         self.mask_time = self._clock() - began
-        expansions = self._ranker.rank(logits, nodes, self._tokens)
+        expansions = self._ranker.rank(logits, nodes, text)
         for node, expansion in zip(nodes, expansions, strict=True):
             node.expansion = expansion
         for node in broken:
             node.expansion = Expansion(node.id, (), ())
 
-    def _mask(self, matcher: Matcher, logits: Logits, nodes: Sequence[DraftNode]) -> list[DraftNode]:
+    def _mask(
+        self, matcher: Matcher, logits: Logits, nodes: Sequence[DraftNode], written: Sequence[int]
+    ) -> list[DraftNode]:
         """Set -inf for tokens that the grammar forbids. Return the nodes that break it."""
         broken = []
         for node, row in zip(nodes, logits, strict=True):
-            generated = self._tokens[self._num_prompt :] + node.below_tip()
-            allowed = matcher.allowed(np.array(generated, np.int32))
+            allowed = matcher.allowed(np.array([*written, *node.below_tip()], np.int32))
             if allowed is None:
                 broken.append(node)
             else:

@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.llama.runtime import LlamaRuntime
-from common.offers import offer
 from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
@@ -29,6 +28,7 @@ from edge_client.draft.group import DraftGroup, MemberAnswer
 
 logger = logging.getLogger(__name__)
 
+GroupMaker = Callable[[LlamaRuntime, int], DraftGroup]
 
 Wish = StartDrafter | MoveTip | Expand | None
 """A seat's request; None: the seat is released."""
@@ -86,14 +86,14 @@ class DraftPool:
         seats: int = 8,
         on_release: Callable[[], None] = lambda: None,
         batch_times: Mapping[int, float] | None = None,
-        small: LlamaRuntime | None = None,
+        group: GroupMaker = DraftGroup,
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
-        tokens; None: learnt online. `small`: a smaller draft in front."""
+        tokens; None: learnt online. `group` makes the group of a runtime and so many seats."""
         self.on_release = on_release
         self.num_seats = seats
         self.is_closing = False
-        self._group = DraftGroup(runtime, seats) if small is None else _cascade(runtime, seats, small)
+        self._group = group(runtime, seats)
         if batch_times is not None:
             self._group.measured(batch_times)
         self._latest: list[PoolSeat | None] = [None] * seats  # by place: who has it, or had it last
@@ -146,7 +146,7 @@ class DraftPool:
                 f"all {self.num_seats} seats of the draft model are taken; try again when a text has ended, "
                 "or raise draft.seats"
             )
-        place = max(free, key=lambda place: self._group.members[place].session.num_common(prompt))
+        place = max(free, key=lambda place: self._group.num_common(place, prompt))
         seat = self._latest[place] = PoolSeat(self, place)
         return seat
 
@@ -255,14 +255,6 @@ class DraftPool:
             self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop was closed meanwhile: no caller waits
             logger.debug("x a draft step ended after its loop")
-
-
-def _cascade(runtime: LlamaRuntime, seats: int, small: LlamaRuntime) -> DraftGroup:
-    """Return the group of a draft model with a smaller one in front. An installed package offers it as the
-    entry point `cascade` of the group `forerun.draft_groups`, as `schemes` does."""
-    missing = LocalError("no installed package offers a group with a small draft in front")
-    group: DraftGroup = offer("forerun.draft_groups", "cascade", missing)(runtime, seats, small)
-    return group
 
 
 def put_away() -> UnavailableError:

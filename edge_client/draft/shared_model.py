@@ -7,9 +7,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from common.errors import ForerunError, UserError
+from common.errors import ForerunError, LocalError, UserError
 from common.grammar.compile_trial import in_thread
 from common.llama.files import find_model
 from common.llama.library import free_memory
@@ -17,10 +19,12 @@ from common.llama.load_trial import ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.memory import DRAFT_SHARE, tokens_that_fit
+from common.offers import offer
 from common.vocabulary import Vocabulary
 from edge_client.core.draft_times import DraftTimes
+from edge_client.draft.group import DraftGroup
 from edge_client.draft.measure_pace import PaceTables, measure_pace
-from edge_client.draft.seats import DraftPool, PoolSeat
+from edge_client.draft.seats import DraftPool, GroupMaker, PoolSeat
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,7 @@ class SharedDraftModel:
     `make_room` runs before the weights are loaded, with their settings and bytes. `small` is a smaller draft
     model in front of this one, with the same tokens. With an `n_ctx` of 0 the context is chosen at each
     loading: see `choose_context`. `free` returns the free bytes, by the number of layers on accelerators.
+    `target` has the target's tokens if they are others, and stays open; then the seats translate.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class SharedDraftModel:
         make_room: MakeRoom | None = None,
         small: LlamaSettings | None = None,
         free: Callable[[int], int] = free_memory,
+        target: LlamaModel | None = None,
     ) -> None:
         self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
         self._free = free
@@ -76,6 +82,10 @@ class SharedDraftModel:
         if trials is not None:
             trials.ensure(settings, weights=False)
         self.tokens = LlamaModel(settings, weights=False)
+        self._grammars = (target or self.tokens).grammars
+        self._group: GroupMaker = DraftGroup
+        if target is not None:
+            self._group = _offered("translated")(self.tokens, target).group
         self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
         if small is not None:
             self.size_bytes += Path(find_model(small.path)).stat().st_size
@@ -117,7 +127,7 @@ class SharedDraftModel:
     async def prepare(self, grammar: str) -> None:
         """Read the tokens for grammars once, in a thread. Raise `UserError` if no draft can follow the
         grammar."""
-        await in_thread(lambda: self.tokens.grammars.check(grammar))
+        await in_thread(lambda: self._grammars.check(grammar))
 
     async def load(self) -> None:
         """Load the model in a thread if necessary; later callers wait for it, too. Raise `UserError`."""
@@ -202,12 +212,13 @@ class SharedDraftModel:
         try:
             for settings in self._with_context(longest_text):
                 runtimes.append(LlamaRuntime(settings))
-                runtimes[-1].grammars = self.tokens.grammars  # compiled grammars outlive the weights
+                runtimes[-1].grammars = self._grammars  # compiled grammars outlive the weights
             runtime, *smaller = runtimes
             for small in smaller:
                 self._check_tokens(small)
             tables = self._tables or measure_pace(runtime)
-            pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, *smaller)
+            group = partial(_offered("cascade"), small=smaller[0]) if smaller else self._group
+            pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, group)
             return runtimes, pool, tables
         except ForerunError:
             for each in runtimes:
@@ -283,6 +294,12 @@ class SharedDraftModel:
         async with self._change:
             if self._put_away_at is not None and not self._num_waiting:  # no caller has come since
                 await self._put_away()
+
+
+def _offered(name: str) -> Any:
+    """Return what makes groups of another kind: a small draft in front (`cascade`) or other tokens than the
+    target's (`translated`). An installed package offers it as an entry point, as `schemes` does."""
+    return offer("forerun.draft_groups", name, LocalError(f"no installed package offers the group {name}"))
 
 
 def choose_context(trained: int, longest_text: int, seats: int, kv_bytes: int, free: int) -> int:

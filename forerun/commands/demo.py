@@ -60,6 +60,7 @@ class DemoOptions:
     policy: str = setting("adaptive", "growth policy of the forerun scheme")
     target: str = setting(str(demo_pair.TARGET_DIR), "folder of the target model", "PATH")
     draft: str = setting(str(demo_pair.DRAFT_GGUF), "GGUF file of the draft model", "PATH")
+    tokens: str = setting("", "file of the target's tokens, as for forerun edge (default: none)", "PATH")
     json: bool = setting(False, "print one JSON object instead of text and table")
     page: bool = setting(False, "serve a web page instead, which shows texts and the growing tree")
     listen: str = setting("127.0.0.1:8080", "address of --page", "HOST:PORT")
@@ -83,6 +84,7 @@ class DemoOptions:
             jitter_ms=self.jitter,
             bandwidth_kbps=self.bandwidth,
             step_floor_ms=self.step_floor,
+            tokens=self.tokens,
         )
 
     @property

@@ -117,7 +117,7 @@ async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
 
         around = DaemonSurroundings(
             version=own_version(),
-            drafts={"": DraftFiles(settings.draft)},
+            drafts={"": DraftFiles(settings.draft, tokens=settings.tokens)},
             routes=sliders.routes,
             on_ready=tell,
         )

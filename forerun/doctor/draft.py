@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -22,10 +23,13 @@ from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, check_processor, fail, ok, skip, warn
 
 if TYPE_CHECKING:
+    from common.llama.model import LlamaModel
     from common.llama.runtime import LlamaRuntime
     from edge_client.core.draft_times import DraftTimes
     from edge_client.draft.late_seat import Drafts
+    from edge_client.draft.seats import GroupMaker
     from edge_client.network.channel import VerifierChannel
+    from schemes.drafters.translation import Translation
 
 PROMPT = "The weather report for tomorrow says that"
 TOKENS = 64  # of each text
@@ -71,6 +75,33 @@ class MeasuredText:
     step_time: float
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """Holds a loaded draft, the target's tokens, and what translates if they are not the draft's."""
+
+    runtime: LlamaRuntime
+    words: LlamaModel
+    translation: Translation | None
+
+    @property
+    def group(self) -> GroupMaker:
+        from edge_client.draft.group import DraftGroup
+
+        return DraftGroup if self.translation is None else self.translation.group
+
+    def reach(self, text: Sequence[int], acceptance: float | None) -> Finding:
+        """Report which of the target's tokens the draft can propose, of its vocabulary and of a text."""
+        assert self.translation is not None, "there are two vocabularies"
+        shared, total = self.translation.draft_of, Vocabulary(self.words.token_table()).num_tokens
+        words = f"the draft has {len(shared)} of the target's {total} tokens ({len(shared) / total:.0%})"
+        if acceptance is None or not text:
+            return ok("translation", f"{words}; without a text of the target its acceptance is unknown")
+        share = sum(token in shared for token in text) / len(text)
+        return ok(
+            "translation", f"{words}, {share:.0%} of its text, of which {acceptance:.0%} are its choice"
+        )
+
+
 def find_file(draft: DraftSection) -> tuple[str, Finding]:
     """Return the draft's file, or "" if its name, content or hash is wrong, and a finding about it."""
     if not draft.model:
@@ -109,22 +140,38 @@ def check_draft(
     try:
         trials.ensure(settings, weights=True)
         began = time.monotonic()
-        with LlamaRuntime(settings) as runtime:
+        with ExitStack() as stack:
+            runtime = stack.enter_context(LlamaRuntime(settings))
             kind = runtime.description.replace(" ?B", "")  # llama.cpp's words for a size without a name
             yield ok("draft loads", f"{kind}, in {time.monotonic() - began:.1f} s")
-            prompt = tuple(runtime.tokenize(PROMPT, True))
-            step_time, _ = draft_steps(runtime, prompt, prompt)
+            loaded = _with_tokens(runtime, draft.tokens, trials, stack)
+            prompt = tuple(loaded.words.tokenize(PROMPT, True))
+            step_time, _ = draft_steps(loaded, prompt, prompt)
             yield _judged(step_time)
             measured = MeasuredPair(draft_time=step_time)
             if not address:
                 yield skip("tokenizer", "no verifier answers to compare with")
+                if loaded.translation is not None:
+                    yield loaded.reach((), None)
                 return measured
-            findings, measured = asyncio.run(_with_verifier(runtime, prompt, address, tls, measured))
+            findings, measured = asyncio.run(_with_verifier(loaded, prompt, address, tls, measured))
             yield from findings
             return measured
     except ForerunError as error:
         yield fail("draft loads", str(error), "fetch it again, or choose another draft")
         return MeasuredPair()
+
+
+def _with_tokens(runtime: LlamaRuntime, file: str, trials: ModelTrials, stack: ExitStack) -> LoadedDraft:
+    """Return the draft with the target's tokens of `file`; empty: the draft's are the same."""
+    if not file:
+        return LoadedDraft(runtime, runtime, None)
+    from common.llama.model import LlamaModel
+    from schemes.drafters.translation import Translation
+
+    trials.ensure(settings := LlamaSettings(find_model(file)), weights=False)
+    words = stack.enter_context(LlamaModel(settings, weights=False))
+    return LoadedDraft(runtime, words, Translation(runtime, words))
 
 
 def _judged(step_time: float) -> Finding:
@@ -135,14 +182,14 @@ def _judged(step_time: float) -> Finding:
     return ok("draft step", words)
 
 
-def draft_steps(runtime: LlamaRuntime, prompt: tuple[int, ...], text: tuple[int, ...]) -> tuple[float, float]:
+def draft_steps(draft: LoadedDraft, prompt: tuple[int, ...], text: tuple[int, ...]) -> tuple[float, float]:
     """Draft along `text` after `prompt`, a step a token. Return the seconds of a step, and how often the best
     candidate was the text's next token."""
     from edge_client.core.effects import DraftRow, Reroot
-    from edge_client.draft.group import DraftGroup, MemberDrafter
+    from edge_client.draft.group import MemberDrafter
 
-    runtime.clear()
-    drafter = MemberDrafter(DraftGroup(runtime, 1))
+    draft.runtime.clear()
+    drafter = MemberDrafter(draft.group(draft.runtime, 1))
     way = [*prompt, *text]
     drafter.start(prompt, 1, SamplingParams())
     times, right = list[float](), 0
@@ -152,12 +199,12 @@ def draft_steps(runtime: LlamaRuntime, prompt: tuple[int, ...], text: tuple[int,
         times.append(time.perf_counter() - began)
         right += bool(expansion.tokens) and expansion.tokens[0] == way[place + 1]
         drafter.reroot(Reroot(((number + 1, way[place + 1]),), ()))
-    runtime.clear()
+    draft.runtime.clear()
     return median(times[1:] or times), right / max(1, len(times))
 
 
 async def _with_verifier(
-    runtime: LlamaRuntime,
+    draft: LoadedDraft,
     prompt: tuple[int, ...],
     address: str,
     tls: TlsSettings | None,
@@ -170,8 +217,8 @@ async def _with_verifier(
     from edge_client.network.channel import VerifierChannel
 
     findings, pace = list[Finding](), DraftTimes()
-    measure_pace(runtime).teach(pace)
-    vocabulary = Vocabulary(runtime.token_table())
+    measure_pace(draft.runtime).teach(pace)
+    vocabulary = Vocabulary(draft.words.token_table())
     try:
         async with asyncio.timeout(LONGEST), VerifierChannel(address, tls=tls) as channel:
             described = await channel.describe()
@@ -181,9 +228,11 @@ async def _with_verifier(
             findings.append(ok("tokenizer", words))
             await channel.describe()  # the second answer shows the round trip, the first followed a handshake
             plain = await _write(vocabulary, channel, prompt, None, pace)
-            _, acceptance = draft_steps(runtime, prompt, plain.tokens)
+            _, acceptance = draft_steps(draft, prompt, plain.tokens)
+            if draft.translation is not None:
+                findings.append(draft.reach(plain.tokens, acceptance))
             measured = replace(measured, acceptance=acceptance, step_time=plain.step_time or None)
-            async with DraftPool(runtime, seats=1) as pool:
+            async with DraftPool(draft.runtime, seats=1, group=draft.group) as pool:
                 drafted = await _write(vocabulary, channel, prompt, pool.seat(), pace)
     except ForerunError as error:
         return [*findings, fail("texts", str(error))], measured

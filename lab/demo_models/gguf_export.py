@@ -22,7 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lab.demo_models import TARGET_DIR
 from lab.demo_models.architecture import ROPE_THETA, load_target
 from lab.demo_models.tokenizer import END_OF_TEXT, LLAMA_CPP_PRE
-from training.draft_weights import Relation, finish
+from training.draft_weights import Relation
+from training.gguf_files import finish
 
 FloatArray = npt.NDArray[np.float32]
 

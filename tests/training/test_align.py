@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from common.llama.model import LlamaModel, LlamaSettings
 from forerun.cli import main
 from tests import wording
 from training.trainer import Trainer
@@ -42,6 +43,18 @@ def test_the_best_weights_are_written(
     assert not list(tmp_path.glob("*.training"))
 
 
+def test_a_trimmed_draft_is_written_without_any_update(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--updates", "0", "--trim", "280"]) == 0
+    report = report_of(capsys)
+    assert (report["tokens"], report["updates"]) == (280, 0)
+    assert 0.0 < report["outside"] < 0.5
+    assert 0.0 < report["after"]["coupled"] < report["before"]["coupled"]
+    with LlamaModel(LlamaSettings(str(tmp_path / "out.gguf")), weights=False) as words:
+        assert words.num_vocab == 280
+
+
 def test_an_interrupted_training_ends_as_one_that_is_not(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +77,11 @@ def test_an_interrupted_training_ends_as_one_that_is_not(
 
 
 @pytest.mark.parametrize(
-    "more", [["--temperature", "0"], ["--adapter", "a.gguf"], ["--layers", "x"], ["--layers", "5"]]
+    "more",
+    [
+        *(["--temperature", "0"], ["--adapter", "a.gguf"], ["--layers", "x"], ["--layers", "5"]),
+        *(["--trim", "10"], ["--trim", "1000", "--rank", "4", "--adapter", "a.gguf"]),
+    ],
 )
 def test_options_that_do_not_fit_are_refused(
     command: list[str], more: list[str], capsys: pytest.CaptureFixture[str]

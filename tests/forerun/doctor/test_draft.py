@@ -38,9 +38,9 @@ def test_a_file_is_there_is_gguf_and_hashes_as_it_should(tmp_path: Path) -> None
     assert find_file(DraftSection(model=str(path), sha256="0" * 64))[0] == "", "it is not loaded"
 
 
-def findings_of(path: Path, address: str = "") -> tuple[dict[str, Finding], MeasuredPair]:
+def findings_of(path: Path, address: str = "", tokens: str = "") -> tuple[dict[str, Finding], MeasuredPair]:
     """Run all checks. The texts have an event loop of their own."""
-    draft, found = DraftSection(model=str(path), context=512), dict[str, Finding]()
+    draft, found = DraftSection(model=str(path), context=512, tokens=tokens), dict[str, Finding]()
     checks = check_draft(draft, ModelTrials(), address, None)
     while True:
         try:
@@ -65,6 +65,15 @@ def test_a_damaged_draft_ends_no_process_of_ours(tiny: Path, tmp_path: Path) -> 
     findings, measured = findings_of(cut)
     assert findings["draft loads"].level is Level.FAIL
     assert measured == MeasuredPair()
+
+
+@pytest.mark.llama
+def test_what_a_draft_with_other_tokens_reaches_is_reported(tiny: Path, tmp_path: Path) -> None:
+    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
+
+    larger = write_tiny_gguf(tmp_path / "larger.gguf", TinyShape(num_vocab=400))
+    findings, _ = findings_of(tiny, tokens=str(larger))
+    assert "299 of the target's 399 tokens (75%)" in findings["translation"].words
 
 
 @pytest.mark.llama
@@ -97,7 +106,7 @@ async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
     from common.sampling import SamplingParams
     from edge_client.core.effects import DraftRow, Reroot
     from edge_client.draft.group import DraftGroup, MemberDrafter
-    from forerun.doctor.draft import draft_steps
+    from forerun.doctor.draft import LoadedDraft, draft_steps
 
     with LlamaRuntime(LlamaSettings(str(tiny), n_ctx=512)) as runtime:
         drafter = MemberDrafter(DraftGroup(runtime, 1))
@@ -109,7 +118,8 @@ async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
             way.append(expansion.tokens[0])
             drafter.reroot(Reroot(((number + 1, way[-1]),), ()))
         own = tuple(way[len(prompt) :])
-        found = draft_steps(runtime, prompt, own)
-        others = draft_steps(runtime, prompt, tuple((token + 1) % 256 for token in own))
+        loaded = LoadedDraft(runtime, runtime, None)
+        found = draft_steps(loaded, prompt, own)
+        others = draft_steps(loaded, prompt, tuple((token + 1) % 256 for token in own))
     assert found[1] == 1.0
     assert others[1] < 1.0
