@@ -117,34 +117,12 @@ def test_a_chat_is_llama_cpps_own_drafted_and_undrafted(stack: Stack, alone: Alo
     pytest.fail("no draft was accepted")
 
 
-def test_a_text_ends_before_its_stop_string(stack: Stack, alone: Alone) -> None:
-    whole = greedy(alone, QUESTION)
-    stop = whole[len(whole) // 2 :][:4]
-    answer = stack.chat(QUESTION, stop=[stop])
-    assert text_of(answer) == whole.partition(stop)[0]
-    assert answer["choices"][0]["finish_reason"] == "stop"
-
-
 def test_a_json_schema_is_held_to(stack: Stack) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
     asked = {"response_format": form, "max_tokens": 60, "presence_penalty": 1.0}
     drafted, undrafted = (stack.chat("Describe a person.", **asked, **more) for more in ({}, UNDRAFTED))
     assert set(json.loads(text_of(drafted))) == {"name", "age"}
     assert text_of(drafted) == text_of(undrafted)
-
-
-def test_a_forced_call_fits_its_parameters(stack: Stack) -> None:
-    tool = {"type": "function", "function": {"name": "add_person", "parameters": SCHEMA}}
-    forced = {"type": "function", "function": {"name": "add_person"}}
-    asked = {"tools": [tool], "tool_choice": forced, "max_tokens": 80, "presence_penalty": 1.0}
-    drafted = stack.chat("Add Ann, who is 30.", **asked)
-    (call,) = drafted["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "add_person"
-    assert set(json.loads(call["function"]["arguments"])) == {"name", "age"}
-    (undrafted,) = stack.chat("Add Ann, who is 30.", **asked, **UNDRAFTED)["choices"][0]["message"][
-        "tool_calls"
-    ]
-    assert call["function"] == undrafted["function"]
 
 
 def test_log_probabilities_are_of_the_logits(stack: Stack, alone: Alone) -> None:
@@ -195,20 +173,6 @@ def streamed(frames: bytes) -> str:
     events = [line[6:] for line in frames.decode().splitlines() if line.startswith("data: {")]
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
     return "".join(choice["delta"].get("content") or "" for choice in choices)
-
-
-def test_a_stream_that_was_cut_is_read_to_its_end(stack: Stack, alone: Alone) -> None:
-    import httpx
-
-    request = stack.request(CHAT, {**LONG, "messages": _messages((QUESTION,))})
-    request["headers"]["x-conversation-id"] = "cut"
-    with httpx.stream("POST", **request, timeout=PATIENCE) as stream:
-        seen = next(stream.iter_raw())
-    where = {"conv_id": "cut", "from": str(len(seen))}
-    url = request["url"].replace(CHAT, "/v1/stream")
-    rest = httpx.get(url, params=where, headers=request["headers"], timeout=PATIENCE).content
-    assert streamed(seen + rest) == long_text(alone)
-    assert rest.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_text_goes_on_after_its_verifier_was_killed(stack: Stack, alone: Alone) -> None:

@@ -43,10 +43,7 @@ FILES = {
         ({"schemes": []}, "schemes is empty"),
         ({"schemes": ["teleport"]}, "growth policy 'teleport' is unknown"),
         ({"verifier": {"step_changes": {"at_s": 1, "step_ms": 5}}}, "a list of tables like { at_s = 10"),
-        (
-            {"verifier": {"step_changes": [{"at_s": 1}]}},
-            "each of verifier.step_changes needs at_s",
-        ),
+        ({"verifier": {"step_changes": [{"at_s": 1}]}}, "each of verifier.step_changes needs at_s"),
         ({"verifier": {"step_changes": [{"at_s": 1, "step_ms": 0}]}}, "step_time is 0"),
         ({"verifier": {"step_changes": [{"at_s": -1, "step_ms": 5}]}}, "at is -1"),
         (
@@ -64,10 +61,7 @@ FILES = {
         ({"link": {"handovers": {"every_ms": -1}}}, "handovers every is -0.001"),
         ({"link": {"handovers": {"every_ms": 9, "rtt_step_ms": math.inf}}}, "handovers rtt_step is inf"),
         ({"link": {"handovers": {"every_ms": 9, "step": 1}}}, "link.handovers has no 'step'"),
-        (
-            {"link": {"profile": "carrier-pigeon"}},
-            f"no network profile .*; there are {PROFILES}",
-        ),
+        ({"link": {"profile": "carrier-pigeon"}}, f"no network profile .*; there are {PROFILES}"),
         ({"link": {"profile": 5}}, "link.profile is 5; a text was expected"),
         ({"link": {"mahimahi_up": "none.trace"}}, r"none\.trace cannot be read: No such file"),
         ({"link": {"mahimahi_up": "m.trace", "up_kbps": 5}}, "bandwidth and a mahimahi trace on its way up"),
@@ -98,6 +92,7 @@ FILES = {
         ({"clients": 1, "arrivals": {"rate_per_s": 1, "sessions": 1}}, "clients and \\[arrivals\\] both"),
         ({"device": {"recall": 1}}, "device.recall is 1; true or false was expected"),
         ({"link": {"jitter_law": 3}}, r"link\.jitter_law is 3; a text was expected"),
+        ({"link": {"jitter_law": "wild"}}, "jitter_law is 'wild'; it can be normal, uniform, exponential"),
     ],
 )
 def test_a_document_that_makes_no_world_is_refused(tmp_path: Path, document: object, message: str) -> None:

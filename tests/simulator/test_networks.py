@@ -411,9 +411,3 @@ def test_a_trace_over_another_floor_keeps_its_ups_and_downs(folder: Path) -> Non
     """The 5th percentile of the twenty, 41 ms, becomes the floor; what lies below is the floor, too."""
     found = traced(folder, trace_floor_ms=10)
     assert found.rtts[:5] == pytest.approx((0.019, 0.010, 0.010, 0.059, 0.269))
-
-
-def test_a_jitter_law_that_is_none_is_refused() -> None:
-    with pytest.raises(UserError, match="jitter_law is 'wild'; it can be normal, uniform, exponential"):
-        LinkSpec(jitter_law="wild")
-    assert experiment_from({"link": {"jitter_law": "uniform"}}).world.link.jitter_law == "uniform"

@@ -8,31 +8,8 @@ import pytest
 
 from common.errors import UserError
 from simulator.drafts import BetaDraft
-from simulator.events import Draws, DrawStream, EventHeap
-from simulator.knowledge import (
-    BEST,
-    NUM_CANDIDATES,
-    NUM_QUANTILES,
-    OUTSIDE,
-    OUTSIDE_SHARE,
-    beta_quantiles,
-)
-from simulator.world import fit_line
-
-# Events -----------------------------------------------------------------------------------------------
-
-
-def test_what_is_planned_for_one_moment_happens_in_the_order_of_planning() -> None:
-    events, seen = EventHeap(), list[str]()
-    for name in "abc":
-        events.at(1.0, lambda name=name: seen.append(name))  # type: ignore[misc]
-    events.at(0.5, lambda: seen.append("first"))
-    events.run()
-    assert seen == ["first", "a", "b", "c"]
-    assert events.now == 1.0
-
-
-# Draws ------------------------------------------------------------------------------------------------
+from simulator.events import Draws, DrawStream
+from simulator.knowledge import BEST, NUM_CANDIDATES, NUM_QUANTILES, OUTSIDE, OUTSIDE_SHARE, beta_quantiles
 
 
 def test_a_draw_depends_on_its_name_alone() -> None:
@@ -48,9 +25,6 @@ def test_a_draw_depends_on_its_name_alone() -> None:
     assert len({ahead[0], *others}) == 5
 
 
-# Beta -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("mean", "k"), [(0.7, 2.0), (0.85, 2.0), (0.5, 1.0), (0.95, 10.0), (0.1, 4.0)])
 def test_quantiles_rise_and_have_the_mean_and_variance_of_the_distribution(mean: float, k: float) -> None:
     found = beta_quantiles(mean * k, (1 - mean) * k)
@@ -60,9 +34,6 @@ def test_quantiles_rise_and_have_the_mean_and_variance_of_the_distribution(mean:
     assert average == pytest.approx(mean, abs=1e-3)
     variance = sum((value - average) ** 2 for value in found) / len(found)
     assert variance == pytest.approx(mean * (1 - mean) / (k + 1), rel=0.01)
-
-
-# What the draft knows ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.3, 0.7, 0.85, 0.98, 1.0])
@@ -97,15 +68,3 @@ def test_scores_are_the_logarithms_of_true_chances() -> None:
 def test_a_draft_that_cannot_be_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(UserError, match=f"draft {next(iter(bad))} is"):
         BetaDraft(**bad)
-
-
-# Step times -------------------------------------------------------------------------------------------
-
-
-def test_a_line_through_steps_on_a_line_is_that_line() -> None:
-    line = fit_line([(1, 5, 5 * 0.004), (2, 1, 0.005), (8, 3, 3 * 0.011)])
-    assert line == pytest.approx((0.004, 0.001))
-
-
-def test_more_rows_never_take_less_time() -> None:
-    assert fit_line([(1, 1, 0.009), (4, 1, 0.003)]) == pytest.approx((0.006, 0.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -22,16 +21,7 @@ from simulator.files import Experiment
 from simulator.link_spec import LinkSpec, Trace
 from simulator.profiles import PROFILES
 from simulator.schemes import FORERUN, SERVER_STREAMING
-from simulator.sweep import (
-    LATENCIES,
-    MANIFEST,
-    RESULTS,
-    Sweep,
-    SweepProgress,
-    grids,
-    read_results,
-    run_sweep,
-)
+from simulator.sweep import LATENCIES, MANIFEST, RESULTS, Sweep, SweepProgress, grids, read_results, run_sweep
 from simulator.world import World
 
 EXPERIMENT = Experiment(World(tokens=20), repeats=1, schemes=(SERVER_STREAMING, FORERUN))
@@ -41,9 +31,6 @@ FILES = (RESULTS, LATENCIES)
 
 def contents(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in FILES]
-
-
-# Running ------------------------------------------------------------------------------------------------
 
 
 def test_every_point_of_the_grid_is_run_once(tmp_path: Path) -> None:
@@ -126,9 +113,6 @@ class _Fatal(World):
         return os._exit, (1,)
 
 
-# One folder, one sweep ------------------------------------------------------------------------------------
-
-
 def test_a_grid_can_be_extended_by_values_but_not_by_axes(tmp_path: Path) -> None:
     """Names and numbers survive a resume."""
     run_sweep(Sweep(EXPERIMENT, {"profile": ("lan",), "loss": (0.0, 0.05)}), tmp_path, 1)
@@ -162,32 +146,6 @@ def test_results_of_another_version_or_without_a_manifest_are_not_mixed(tmp_path
         run_sweep(sweep, tmp_path, 1)
 
 
-# Disks ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_full_disk_keeps_what_is_finished_and_nothing_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    sweep = Sweep(EXPERIMENT, GRID)
-    real, calls = os.fsync, list[int]()
-
-    def full(file: int) -> None:
-        calls.append(file)
-        if len(calls) == 3 + FILES[::-1].index(name):  # within the second point
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CapacityError, match=r"what was finished is kept, .*: No space left on device"):
-        run_sweep(sweep, tmp_path / "part", 1)
-    monkeypatch.undo()
-    assert {row["mean"] for row in read_results(tmp_path / "part")} == {0.5}
-    run_sweep(sweep, tmp_path / "part", 1)
-    run_sweep(sweep, tmp_path / "whole", 1)
-    assert contents(tmp_path / "part") == contents(tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
     ("damage", "to_plot", "to_sweep"),
     [
@@ -212,9 +170,6 @@ def test_a_damaged_table_is_named_and_a_damaged_end_is_mended(
     else:
         run_sweep(sweep, tmp_path, 1)
         assert table.read_bytes() == whole
-
-
-# Axes -----------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_replaces_the_link_and_other_axes_change_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.examples.time_series import FORECAST, PROMPT, BinModel, alone, binned_series, forecast, main
+from lab.examples.time_series import FORECAST, PROMPT, BinModel, alone, binned_series, forecast
 
 pytestmark = pytest.mark.grpc
 
@@ -25,8 +25,3 @@ async def test_a_perfect_draft_saves_a_block_a_step() -> None:
     session = await forecast(target, target, tokens[-PROMPT:].tolist())
     assert session.text == alone(target, tokens[-PROMPT:].tolist())
     assert session.stats.target_steps <= -(-FORECAST // 7) + 1
-
-
-def test_it_prints_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    main()
-    assert "identical to the target's own forecast: True" in capsys.readouterr().out

@@ -32,7 +32,6 @@ from forerun_beside.serve import BesideConfig, EngineSection, limits_of, read_ta
 from forerun_beside.worker import RequestWorker
 from forerun_sglang.client import SglangClient
 from forerun_vllm.client import VllmClient
-from simulator.proxy import Link, rtt
 from tests import wording
 from tests.lab.integrations.engine import Choose, Engine, greedy, serving
 from tests.support.drafter_thread import DrafterThread
@@ -90,20 +89,6 @@ async def test_an_end_token_ends_the_text_and_the_request(tmp_path: Path, kind: 
             await asyncio.sleep(0.005)
     assert tuple(tokens) == target_alone(PROMPT, sampling, EOS)
     assert run.reason is FinishReason.STOP
-
-
-async def test_a_cut_link_is_resumed_with_the_same_text(tmp_path: Path) -> None:
-    async with beside(tmp_path, "sglang") as (_, address, _), Link.to(address, *rtt(4)) as link:
-        with DrafterThread(TinyDrafter()) as drafts:
-            async with VerifierChannel(str(link.address)) as channel:
-                run = generation(channel, drafts, LONG)
-                tokens = list[int]()
-                async for emit in run:
-                    tokens += emit.tokens
-                    if not run.session.stats.resumes:
-                        link.cut()
-    assert run.session.stats.resumes
-    assert tuple(tokens) == target_alone(PROMPT, LONG, EOS)
 
 
 @pytest.mark.torch

@@ -51,19 +51,3 @@ def test_where_documents_stay_the_retriever_is_waited_for_once_in_so_many_stride
     writer = SpeculativeWriter(world.write, world.retrieve, ahead=4)
     writer.text("ash elm", 13)
     assert world.batches == [1, 4, 4, 4], "the first finds the cache empty"
-
-
-def test_a_wrong_document_voids_its_stride_and_those_behind_it() -> None:
-    asked = list[str]()
-
-    def write(document: str, text: str) -> str:
-        asked.append(document)
-        return f" {document}"
-
-    def retrieve(queries: Sequence[str]) -> list[str]:
-        """The last query's document is not in the cache."""
-        return ["elm fir" if len(query.split()) == 7 else "ash oak" for query in queries]
-
-    writer = SpeculativeWriter(write, retrieve, ahead=4)
-    assert writer.text("ash", 4) == "ash ash oak ash oak ash oak elm fir"
-    assert asked == ["ash oak"] * 4 + ["elm fir"]

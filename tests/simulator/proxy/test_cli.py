@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from simulator.proxy import Bandwidth, LinkDirection, rtt
-from simulator.proxy.cli import main, make_link, make_parser
+from simulator.proxy.cli import main
 from simulator.proxy.connection import Address
-from simulator.proxy.toxics import Latency
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -35,19 +33,6 @@ def test_a_wrong_argument_is_explained(
         main(arguments)
     assert stopped.value.code == 2
     assert word in capsys.readouterr().err
-
-
-def test_options_become_toxics() -> None:
-    words = ["--upstream", "h:1", "--latency", "30", "--jitter", "5", "--rate", "200"]
-    link = make_link(make_parser().parse_args(words))
-    assert link.toxics == (
-        Latency(30, jitter=5, stream=LinkDirection.UPSTREAM),
-        Latency(30, jitter=5, stream=LinkDirection.DOWNSTREAM),
-        Bandwidth(200, stream=LinkDirection.UPSTREAM),
-        Bandwidth(200, stream=LinkDirection.DOWNSTREAM),
-    )
-    assert make_link(make_parser().parse_args(["--upstream", "h:1", "--rtt", "60"])).toxics == rtt(60)
-    assert make_link(make_parser().parse_args(["--upstream", "h:1"])).toxics == ()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGTERM")

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import socket
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.proxy import Bandwidth, Hold, Link, Toxic
-from simulator.proxy.connection import Address, LinkSettings
-from simulator.proxy.toxics import (
-    Latency,
-    LinkStateError,
-    SettingsError,
-)
+from simulator.proxy.connection import Address
+from simulator.proxy.toxics import Latency, SettingsError
 from tests.support.ports import refusing
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -123,27 +116,6 @@ async def test_a_held_direction_goes_on_where_it_stopped() -> None:
         assert await answer == b"inside"
 
 
-async def test_a_clients_reset_reaches_the_server() -> None:
-    lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"hello")
-        try:
-            await reader.read()
-            lost.set_result("ended")
-        except ConnectionResetError:
-            lost.set_result("reset")
-        writer.close()
-
-    async with linked(handler=wait) as link, connected(link) as (reader, writer):
-        await reader.readexactly(5)
-        linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        writer.transport.abort()
-        assert await lost == "reset"
-        await until_idle(link)
-
-
 @pytest.mark.parametrize("reset", [True, False])
 async def test_cut_ends_every_connection_and_new_ones_work(reset: bool) -> None:
     async with linked() as link, connected(link) as first, connected(link) as second:
@@ -189,49 +161,6 @@ def test_an_unreachable_server_closes_the_client_and_is_logged_in_words(
     with refusing() as gone, caplog.at_level(logging.ERROR):
         asyncio.run(scene(gone))
     assert f"the server at {gone} cannot be reached" in caplog.text
-
-
-async def test_a_reader_that_stops_stops_its_sender() -> None:
-    limit = 100_000
-
-    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                writer.write(bytes(65536))
-                await writer.drain()
-        except ConnectionError:
-            writer.close()
-
-    async with asyncio.timeout(60):
-        server = await asyncio.start_server(flood, "127.0.0.1", 0)
-        upstream = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-        narrow = Link(LinkSettings(upstream, max_flying=limit), [Hold()])
-        async with server, narrow as link, connected(link):
-            await until(lambda: link.counters.downstream.num_bytes >= limit)
-            came = link.counters.downstream.num_bytes
-            for _ in range(200):  # turns of the loop in which it could read on, and does not
-                await asyncio.sleep(0)
-            assert link.counters.downstream.num_bytes == came <= limit + 256 * 1024
-            link.cut()
-
-
-async def test_an_address_that_is_taken_is_the_callers_to_change() -> None:
-    async with linked() as link:
-        with pytest.raises(LinkStateError, match="already"):
-            await link.start()
-        taken = Link.to("127.0.0.1:1", listen=str(link.address))
-        with pytest.raises(SettingsError, match="cannot listen"):
-            await taken.start()
-
-
-async def test_closing_ends_connections_that_hold_data() -> None:
-    async with linked(Hold()) as link, connected(link) as (reader, writer):
-        writer.write(b"held")
-        await until(lambda: link.counters.downstream.num_bytes > 0)
-        await link.close()
-        await link.close()
-        assert link.counters.num_open == 0
-        assert await ended(reader) == b""
 
 
 # Addresses and settings
