@@ -32,7 +32,6 @@ from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from common.wire.describe import VerifierLoad
 from edge_client.network.channel import VerifierChannel
-from tests.support.details import to_detail
 from tests.support.tiny import EOS, TABLE, VOCABULARY, complete, running
 from tests.worlds.models import target_alone
 
@@ -215,54 +214,6 @@ async def refused(address: str, **call: Any) -> grpc.aio.AioRpcError:
             async for _ in stream:
                 pass
     return caught.value
-
-
-async def test_a_refusal_carries_the_standard_retry_delay() -> None:
-    config = SchedulerConfig(max_sessions=1)
-    async with (
-        running(config, step_time=0.01) as system,
-        grpc.aio.insecure_channel(system.address) as channel,
-    ):
-        first = pb_grpc.VerifierServiceStub(channel).Session()
-        await first.write(encode_request(GOOD))
-        await first.read()
-        error = await refused(system.address)
-        first.cancel()
-    assert error.code() is Status.RESOURCE_EXHAUSTED
-    metadata = dict(error.trailing_metadata())
-    rich, info = RichStatus.FromString(metadata["grpc-status-details-bin"]), RetryInfo()
-    assert (rich.code, rich.message) == (Status.RESOURCE_EXHAUSTED.value[0], error.details())
-    assert rich.details[0].Unpack(info)
-    assert info.retry_delay.ToMicroseconds() == to_detail(error).retry_after_us
-    assert info.retry_delay.ToMicroseconds() > 0
-
-
-async def test_a_call_whose_deadline_passes_ends_and_frees_its_slots() -> None:
-    async with running(step_time=0.02) as system:
-        error = await refused(system.address, timeout=0.2)
-    assert error.code() is Status.DEADLINE_EXCEEDED
-
-
-async def test_a_session_that_outlives_the_drain_ends_with_unavailable() -> None:
-    """With every token that was committed before: nothing is cut off on the way."""
-    async with (
-        running(step_time=0.01) as system,
-        grpc.aio.insecure_channel(system.address) as channel,
-    ):
-        call = pb_grpc.VerifierServiceStub(channel).Session()
-        await call.write(encode_request(GOOD))
-        await call.read()
-        draining = asyncio.create_task(system.server.drain(0.1))
-        responses = list[pb.SessionResponse]()
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            while True:
-                responses.append(await call.read())
-        await draining
-        committed = system.worker.scheduler.counters.num_committed
-    assert any(response.HasField("drain") for response in responses)
-    assert sum(len(response.commit.tokens) for response in responses) == committed > 0
-    assert await call.code() is Status.UNAVAILABLE
-    assert "has drained" in await call.details()
 
 
 async def test_whatever_stays_a_verifier_is_gone_two_seconds_after_its_grace() -> None:

@@ -8,26 +8,17 @@ from dataclasses import replace
 import pytest
 
 from cloud_verifier.core.limits import SchedulerConfig
-from common.acceptance import AcceptanceRule, make_acceptance
-from common.errors import LocalError, UnavailableError
+from common.acceptance import make_acceptance
+from common.errors import UnavailableError
 from common.messages import FinishReason, Open
 from common.sampling import SamplingParams
-from edge_client.core.effects import (
-    ChangeMode,
-    Emit,
-    Fallback,
-    Mode,
-    Preview,
-    SessionConfig,
-    Withdraw,
-)
+from edge_client.core.effects import ChangeMode, Emit, Fallback, Mode, Preview, Withdraw
 from edge_client.core.policies import make_policy
-from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from simulator.proxy import Hold, Link, both_ways, rtt
 from tests.support.drafter_thread import DrafterThread
 from tests.support.sleeping import SleepingChannel
-from tests.support.tiny import EOS, VOCABULARY, complete, generation, running
+from tests.support.tiny import EOS, complete, generation, running
 from tests.worlds.models import TinyDrafter, TinyTarget, target_alone
 
 pytestmark = pytest.mark.grpc
@@ -57,18 +48,6 @@ async def test_drawn_drafts_travel_and_are_accepted(rule: str) -> None:
     assert len(tokens) == LONG.max_tokens
     assert run.session.stats.accepted > 60
     assert run.session.stats.target_steps < 60
-
-
-@pytest.mark.parametrize("rule", ["spectr", "spectr-ot", "contrastive"])
-async def test_trees_of_drawn_drafts_travel_with_their_repeats(rule: str) -> None:
-    config = SchedulerConfig(rules=(AcceptanceRule.COUPLED, make_acceptance(rule).rule))
-    async with running(config, step_time=0.01) as system:
-        with DrafterThread(TinyDrafter(blend=0.0)) as drafts:
-            async with VerifierChannel(system.address) as channel:
-                run = generation(channel, drafts, LONG, make_policy("tree"), acceptance=make_acceptance(rule))
-                tokens = [token async for emit in run for token in emit.tokens]
-    assert len(tokens) == LONG.max_tokens
-    assert run.session.stats.accepted > 0
 
 
 @pytest.mark.smoke
@@ -207,9 +186,3 @@ async def test_a_verifier_that_is_not_there_ends_in_a_sentence() -> None:
             with pytest.raises(UnavailableError):
                 async for _ in run:
                     pass
-
-
-def test_a_draft_step_nobody_asked_for_is_our_defect() -> None:
-    session = EdgeSession(SessionConfig((1,), LONG, VOCABULARY.fingerprint), make_policy("tree"))
-    with pytest.raises(LocalError, match="had not been asked for"):
-        session.on_drafted([], 0.0)

@@ -15,30 +15,6 @@ from common.errors import PeerError
 from tests.cloud_verifier.core.bench import Bench, ask, chain, count, siblings
 
 
-def test_a_session_knows_what_it_has_had() -> None:
-    bench = Bench()
-    bench.open(1, ask((1, 2)), now=1.0)
-    tally = bench.scheduler.sessions[1].tally
-    bench.propose(1, chain(3, 4, 9, anchor=1, logprob=0.0), now=1.0)
-    bench.end(bench.begin(2.0), 2.5)  # a prompt row, the tip and three drafts, two of them right
-    bench.end(bench.begin(3.0), 3.25)  # the bare tip
-    assert (tally.opened_at, tally.began_at) == (1.0, 2.0)
-    assert (tally.first_commit_at, tally.committed_at) == (2.5, 3.25)
-    assert (tally.num_steps, tally.num_rows, tally.num_drafts, tally.num_won) == (2, 6, 3, 2)
-    assert (tally.num_committed, tally.num_server_made) == (4, 2)
-    assert not tally.resumed
-
-
-def test_what_was_cached_and_what_was_written_before_is_told() -> None:
-    bench = Bench()
-    bench.open(1, ask((1, 2, 3)))
-    bench.step()
-    bench.open(2, ask((1, 2, 3), committed=(4, 5)))
-    tally = bench.scheduler.sessions[2].tally
-    assert (tally.resumed, tally.num_cached) == (True, 3)
-    assert (bench.scheduler.counters.num_opened, bench.scheduler.counters.num_resumed) == (2, 1)
-
-
 def test_a_step_tells_how_long_each_had_waited_for_its_tokens() -> None:
     bench = Bench()
     bench.open(1, now=1.0)
@@ -107,9 +83,6 @@ def test_streams_that_never_had_a_session_are_counted_by_the_status_that_they_go
     scheduler.on_timer(12.0)
     assert scheduler.counters.num_refused["UNAVAILABLE"] == 1
     assert scheduler.counters.num_finished == {"LOST": 1, "UNAVAILABLE": 1}
-
-
-# Margins -----------------------------------------------------------------------------------------------
 
 
 def some(*margins: float) -> np.ndarray:

@@ -205,19 +205,6 @@ def test_buckets_are_recorded_ahead_largest_first() -> None:
     assert (graphs.counts.eager, graphs.counts.reasons) == (0, {})  # what was run ahead was nobody's step
 
 
-def test_a_bucket_for_which_there_is_no_memory_ahead_is_left_out_and_the_others_are_made() -> None:
-    def narrow(tokens: Tensor) -> None:
-        if tokens.shape[1] > 8:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    graphs = graphs_of(captures(), narrow)
-    graphs.warm(10)
-    assert graphs.counts.captures == 1
-    assert graphs.run(tips(*range(9))) is None
-    assert graphs.run(tips(3)) is not None
-    assert (graphs.counts.graph, graphs.counts.reasons) == (1, {"larger than the largest graph": 1})
-
-
 def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_why_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -17,7 +17,8 @@ from common.llama import load_trial
 from common.llama.model import LlamaSettings
 from common.sampling import SamplingParams
 from lab.benchmarks.llama_repeats import count_repeats
-from tests.cloud_verifier.llama.test_engine import PROMPT, text_alone
+from tests.cloud_verifier.llama.test_engine import PROMPT
+from tests.real.models import Alone
 from tests.support.served import written
 
 pytestmark = [pytest.mark.llama]
@@ -62,7 +63,7 @@ async def test_an_attention_only_decoder_is_served(tmp_path: Path, architecture:
         (repeats,) = count_repeats(engine, 6, 8, (0.0,))
         assert repeats.holds
         prompt, table = engine.runtime.tokenize(PROMPT, False), tuple(engine.runtime.token_table())
-        wanted = text_alone(engine.runtime, prompt, GREEDY)
+        wanted = Alone(engine.runtime).text(prompt, GREEDY)
         engine.clear()
         text, _ = await written(engine, table, prompt, GREEDY, guesses=True)
         assert text == wanted

@@ -17,7 +17,6 @@ from cloud_verifier.llama.forward import LlamaForward
 from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_runtime
 from cloud_verifier.llama.llama_probe import probe
-from common import choice as reference
 from common.acceptance import Acceptance, AcceptanceRule
 from common.errors import UserError
 from common.grammar import json_schema_grammar
@@ -25,6 +24,7 @@ from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from forerun.demo_pair import DRAFT_GGUF
 from lab.benchmarks.llama_repeats import count_repeats
+from tests.real.models import Alone
 from tests.support.served import written
 
 pytestmark = [pytest.mark.llama]
@@ -61,26 +61,6 @@ def alone() -> Iterator[LlamaRuntime]:
         yield runtime
 
 
-def text_alone(runtime: LlamaRuntime, prompt: list[int], sampling: SamplingParams) -> list[int]:
-    """What llama.cpp writes, a token a decode, with choices by the reference."""
-    runtime.clear()
-    text, new = list[int](), list(prompt)
-    while len(text) < sampling.max_tokens:
-        start = len(prompt) + len(text) - len(new)
-        positions = list(range(start, start + len(new)))
-        runtime.batch.fill(new, positions, [0] * len(new), [0] * (len(new) - 1) + [1])
-        assert runtime.decode() == 0
-        logits, generated = runtime.logits(1)[0], np.array(text, np.int32)
-        chosen = reference.choose(
-            logits, sampling, positions[-1], np.array(prompt, np.int32), generated
-        ).token
-        new = [chosen]
-        text += new
-        if chosen in runtime.eos_ids and not sampling.ignore_eos:
-            break
-    return text
-
-
 @pytest.mark.grpc
 @pytest.mark.parametrize("kind", SAMPLINGS)
 async def test_texts_are_llama_cpps_own_with_drafts_and_without(
@@ -88,7 +68,7 @@ async def test_texts_are_llama_cpps_own_with_drafts_and_without(
 ) -> None:
     engine, table = served
     prompt = engine.runtime.tokenize(PROMPT, False)
-    wanted = text_alone(alone, prompt, SAMPLINGS[kind])
+    wanted = Alone(alone).text(prompt, SAMPLINGS[kind])
     plain, num_rows = await written(engine, table, prompt, SAMPLINGS[kind], guesses=False)
     assert (plain, num_rows) == (wanted, len(wanted))
     guessed, num_rows = await written(engine, table, prompt, SAMPLINGS[kind], guesses=True)
@@ -191,16 +171,6 @@ def test_a_pass_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch
     os.utime(file, (1, 1))
     load()
     assert "checking packed steps" in began
-
-
-def test_a_damaged_file_is_refused_and_ends_no_process(tmp_path: Path) -> None:
-    """llama.cpp aborts on a model without layers."""
-    content = bytearray(DRAFT_GGUF.read_bytes())
-    at = content.find(b"llama.block_count") + 21
-    content[at : at + 4] = bytes(4)
-    (tmp_path / "damaged.gguf").write_bytes(content)
-    with pytest.raises(UserError):
-        load_engine(str(tmp_path / "damaged.gguf"), SLOTS, 64, 256, ONE_THREAD)
 
 
 @pytest.mark.parametrize("deterministic", [None, True])

@@ -13,11 +13,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cloud_verifier.core.engine_protocol import Stats
-from cloud_verifier.core.ledger import StepReport, Waits
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.collector import families, registry
-from cloud_verifier.telemetry.instruments import Histogram, Instruments
+from cloud_verifier.telemetry.instruments import Histogram
 from cloud_verifier.telemetry.metrics import METRICS, VLLM
 from cloud_verifier.telemetry.snapshot import Snapshot
 from common.messages import Close
@@ -129,9 +128,6 @@ async def test_near_ties_and_the_smallest_margin_are_told() -> None:
     assert 0 <= value(page, "forerun_smallest_margin") < 1
 
 
-# The snapshot ------------------------------------------------------------------------------------------
-
-
 RUNNING_AND_WAITING = VLLM[:2]
 
 
@@ -157,45 +153,6 @@ async def test_every_slot_is_somewhere() -> None:
     assert slots.free + slots.cached + slots.shared + slots.owned == memory.num_slots
     assert slots.available == memory.num_unpromised
     assert slots.shared == 4, "what the second text has in common with the first"
-
-
-# Instruments -------------------------------------------------------------------------------------------
-
-
-REPORT = StepReport(
-    began_at=10.0,
-    duration=0.03,
-    queue_times=(0.0, 0.002),
-    num_tips=2,
-    num_drafts=5,
-    num_prefilled=3,
-    num_committed=4,
-    predicted=0.06,
-    waits=Waits(first=[0.2], resumed=[0.3], later=[0.04, 0.05]),
-)
-
-
-def shown(instruments: Instruments) -> dict[str, tuple[int, float]]:
-    """How many values each has, and their sum."""
-    return {
-        name: (sum(kept.counts), round(kept.total, 9))
-        for name, kept in vars(instruments).items()
-        if sum(kept.counts)
-    }
-
-
-def test_a_step_is_shown_as_it_was() -> None:
-    instruments = Instruments()
-    instruments.note_step(REPORT)
-    assert shown(instruments) == {
-        "step_time": (1, 0.03),
-        "step_ratio": (1, 0.5),
-        "step_tokens": (1, 7),
-        "queue_time": (2, 0.002),
-        "first_token": (1, 0.2),
-        "resumed": (1, 0.3),
-        "later_tokens": (2, 0.09),
-    }
 
 
 BOUNDS = (0.5, 1.0, 2.0)

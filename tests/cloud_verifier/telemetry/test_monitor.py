@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cloud_verifier.telemetry.monitor import REFUSALS_BURST, REFUSALS_RATE, Monitor, shortened
-from common.acceptance import Acceptance, AcceptanceRule
-from common.errors import PeerError, UserError
-from common.messages import Close, Propose
+from common.errors import UserError
+from common.messages import Close
 from tests import wording
 from tests.cloud_verifier.telemetry.desk import ask, begin, make, running, whole
 
@@ -101,28 +99,9 @@ def test_of_many_refused_streams_some_have_a_line_and_the_others_are_counted(
     assert later == [30, *[None] * (int(REFUSALS_RATE) - 1)]
 
 
-def test_an_end_is_told_once(lines: pytest.LogCaptureFixture) -> None:
-    worker = make()
-    key, _ = begin(worker, ask())
-    worker.receive(key, Propose((1,), b""))  # breaks a rule
-    worker.violate(key, PeerError("and another"))
-    worker.disconnect(key)
-    assert [(words, fields.get("reason")) for words, fields in told(lines)] == [
-        ("session opened", None),
-        ("session ended", "INVALID_ARGUMENT"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "short"),
     [("ab-1", "ab-1"), ("x" * 65, "x" * 61 + "..."), ("a\nb\x1b[2J", "a?b?[2J"), ("é日", "é日"), ("", "")],
 )
 def test_names_that_others_choose_are_short_and_printable(name: str, short: str) -> None:
     assert shortened(name) == short
-
-
-def test_a_session_under_another_rule_says_so(lines: pytest.LogCaptureFixture) -> None:
-    worker = make()
-    begin(worker, ask())
-    begin(worker, replace(ask(), acceptance=Acceptance(AcceptanceRule.REJECTION)))
-    assert [fields.get("rule") for _, fields in told(lines)] == [None, "rejection"]

@@ -193,24 +193,6 @@ async def test_a_quota_bounds_texts_that_name_no_length() -> None:
     assert (over.status_code, over.json()["error"]["param"]) == (400, "max_tokens")
 
 
-async def test_who_asks_a_daemon_that_has_just_begun_waits_for_the_targets_first_word() -> None:
-    messages = [{"role": "user", "content": "abc"}]
-    asked = {"model": "tiny@tiny-draft", "messages": messages, "max_tokens": 20, "temperature": 0}
-    async with world() as found:
-        usual = (await found.client.post("/v1/chat/completions", json=asked)).json()
-        verifier = found.verifier
-        described, verifier.description = verifier.description, None
-        asking = asyncio.create_task(found.client.post("/v1/chat/completions", json=asked))
-        while not verifier.num_waiting:  # noqa: ASYNC110  # a count announces nothing
-            await asyncio.sleep(0)
-        verifier.description = described
-        verifier.spoken.set()
-        answer = await asking
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"] == usual["choices"]
-    assert answer.json()["model"] == "tiny@tiny-draft"
-
-
 async def test_log_probabilities_are_told_in_the_shape_of_each_endpoint() -> None:
     async with world() as found:
         chat = await found.chat(logprobs=True, top_logprobs=2, max_tokens=5, ignore_eos=True)
@@ -237,22 +219,6 @@ async def test_a_text_ends_before_a_stop_string_or_token(as_list: bool) -> None:
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["forerun"]["stopped_by"] == stop
     assert by_token["choices"][0]["message"]["content"] == alone(ignore_eos=True).split("d")[0]
-
-
-async def test_messages_go_through_the_targets_template() -> None:
-    messages = [
-        {"role": "developer", "content": "ab"},
-        {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
-        {"role": "assistant", "content": "e"},
-        {"role": "user", "content": "f", "name": "somebody"},
-    ]
-    template = "{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}"
-    async with world(template=template) as found:
-        body = {"messages": messages, "max_tokens": 9, "temperature": 0}
-        answer = await found.client.post("/v1/chat/completions", json=body)
-        prompt = await found.client.post("/v1/apply-template", json={"messages": messages})
-    assert prompt.json() == {"prompt": "abcdef"}
-    assert answer.json()["choices"][0]["message"]["content"] == alone("abcdef", max_tokens=9)
 
 
 async def test_figures_and_origins_tell_how_it_went() -> None:

@@ -15,13 +15,7 @@ import httpx
 import pytest
 
 from edge_client.formats.detokenizer import TextSpan
-from edge_client.formats.message import (
-    ArgumentsAdded,
-    CallBegun,
-    ContentAdded,
-    MessagePart,
-    ReasoningAdded,
-)
+from edge_client.formats.message import ArgumentsAdded, CallBegun, ContentAdded, MessagePart, ReasoningAdded
 from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import Orders
 from lab.benchmarks.daemon import Reading
@@ -208,10 +202,21 @@ async def test_comments_count_over_a_restart_too(tmp_path: Path, monkeypatch: py
     events_of(answer.text)
 
 
-async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed(tmp_path: Path) -> None:
-    """The end of a text may begin a stop string, so it is only sent when no further token comes."""
-    begun = alone(max_tokens=9, ignore_eos=True, temperature=1.0, seed=3)[-2:]
-    fields: Any = {"n": 3, "max_tokens": 9, "stop": [f"{begun}ffffff"]}
+HELD_BACK = f"{alone(max_tokens=9, ignore_eos=True, temperature=1.0, seed=3)[-2:]}ffffff"
+"""The end of a text begins it, so that end is only sent when no further token comes."""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 3, "max_tokens": 9, "stop": [HELD_BACK]},
+        {"logprobs": True, "top_logprobs": 2, "max_tokens": 20, "stop": ["ffff", "edd", "eeb"]},
+    ],
+    ids=["choices", "log probabilities"],
+)
+async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     async with daemon(tmp_path) as found:
         first = await post(found, **fields)
     (file,) = filled(tmp_path)
@@ -220,21 +225,7 @@ async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed
         file.write_bytes(b"".join(lines[:last]))
         async with daemon(tmp_path) as found:
             again = await again_of(found)
-        assert told(again) == told(first)
-
-
-async def test_log_probabilities_come_once_wherever_the_daemon_was_killed(tmp_path: Path) -> None:
-    """Also those of text that was held back."""
-    fields: Any = {"logprobs": True, "top_logprobs": 2, "max_tokens": 20, "stop": ["ffff", "edd", "eeb"]}
-    async with daemon(tmp_path) as found:
-        first = await post(found, **fields)
-    (file,) = filled(tmp_path)
-    lines = file.read_bytes().splitlines(keepends=True)
-    for last in range(2, len(lines)):
-        file.write_bytes(b"".join(lines[:last]))
-        async with daemon(tmp_path) as found:
-            again = await again_of(found)
-        assert logprobs_of(again) == logprobs_of(first)
+        assert (told(again), logprobs_of(again)) == (told(first), logprobs_of(first))
 
 
 def logprobs_of(answer: httpx.Response) -> list[Any]:

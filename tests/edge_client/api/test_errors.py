@@ -112,14 +112,6 @@ async def test_a_wrong_field_is_named() -> None:
             wording.keep(error["message"])
 
 
-async def test_what_is_not_supported_is_refused_by_name() -> None:
-    async with world() as found:
-        for param, value in (("functions", [{}]), ("web_search_options", {})):
-            error = await refused(found, CHAT, {**OK, param: value}, 400)
-            assert (error["param"], error["code"]) == (param, "unsupported_parameter")
-            assert error["message"].startswith(f"{param} is not supported here: ")
-
-
 WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"tools": []},
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_client.texts.resume import Journal
-from tests.edge_client.api.test_durable import NAME, again_of, filled
 from tests.edge_client.api.world import Filling, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -35,10 +31,6 @@ async def infill(found: World, **fields: Any) -> dict[str, Any]:
 
 SEED = next(seed for seed in range(99) if len(written(temperature=1.0, seed=seed)) > 3)
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": SEED}
-LONG: dict[str, Any] = {
-    **SAMPLED,
-    "seed": max(range(200), key=lambda seed: len(written(temperature=1.0, seed=seed))),
-}
 
 
 async def test_the_text_stands_between_prefix_and_suffix() -> None:
@@ -81,27 +73,6 @@ async def test_editors_get_the_fields_that_they_read() -> None:
     assert {"generation_settings", "tokens_cached", "model"} <= set(told)
     assert set(chosen) == {"content", "timings/prompt_n", "truncated", "tokens_cached"}
     assert chosen["timings/prompt_n"] + chosen["tokens_cached"] == len(PROMPT)
-
-
-async def test_a_stream_goes_on_over_a_restart(tmp_path: Path) -> None:
-    """Each line of the file may have been the last when the daemon was killed."""
-    body = {"input_prefix": "de", "input_suffix": "fd", "stream": True, "n_predict": 20, **LONG}
-    async with world(endpoints=Filling, journal=Journal(tmp_path)) as found:
-        first = await found.client.post("/infill", json=body, headers=NAME)
-    (file,) = filled(tmp_path)
-    lines = file.read_bytes().splitlines(keepends=True)
-    assert len(lines) > 3
-    for last in range(2, len(lines) + 1):
-        file.write_bytes(b"".join(lines[:last]))
-        async with world(endpoints=Filling, journal=Journal(tmp_path)) as found:
-            found.api.streams.go_on()
-            answer = await again_of(found)
-        frames = (frame for line in lines[1:last] for frame in json.loads(line).get("f", ()))
-        assert answer.content.startswith("".join(frames).encode())
-        events = [json.loads(each[6:]) for each in answer.text.splitlines() if each.startswith("data: ")]
-        assert "".join(each["content"] for each in events) == written(**LONG)
-        assert [each["stop"] for each in events] == [*[False] * (len(events) - 1), True]
-        assert last < len(lines) or answer.content == first.content
 
 
 async def test_reading_files_ahead_shows_no_text() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import socket
 import stat
 import sys
@@ -17,11 +16,7 @@ import httpx
 import pytest
 
 from common.errors import UserError
-from edge_client.api.listening import (
-    MOST_CONNECTIONS,
-    Listening,
-    most_connections,
-)
+from edge_client.api.listening import Listening
 from tests import wording
 from tests.edge_client.api.served import TOKEN, Served, served
 from tests.edge_client.api.small_daemon import app
@@ -313,13 +308,3 @@ async def test_silent_connections_use_up_neither_descriptors_nor_the_log() -> No
     _, log = await process.communicate()
     assert process.returncode == 0
     assert len(log.splitlines()) < 10, log.decode()
-
-
-def test_connections_get_half_of_the_descriptors_at_most() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        for soft, most in ((200, 100), (min(before[1], 10_000), min(before[1] // 2, MOST_CONNECTIONS))):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
-            assert most_connections() == most
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -13,19 +13,9 @@ from common.messages import INITIAL_CREDIT, NO_WAIT, Commit, Wait
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_times import ENOUGH, SharedCores
 from edge_client.core.effects import Mode
-from edge_client.core.policies import (
-    AdaptivePolicy,
-    AdaptiveSettings,
-    GrowthView,
-    TokenCandidate,
-)
+from edge_client.core.policies import AdaptivePolicy, AdaptiveSettings, GrowthView, TokenCandidate
 from edge_client.core.policies.arrival_forecast import ArrivalCases, ArrivalForecast, wait_for
-from edge_client.core.policies.governor import (
-    LOOK_AGAIN,
-    SETTLED,
-    STEPS_SAVED,
-    Governor,
-)
+from edge_client.core.policies.governor import LOOK_AGAIN, SETTLED, STEPS_SAVED, Governor
 
 TURN, RTT, STEP = 0.030, 0.060, 0.005
 
@@ -582,17 +572,6 @@ def test_a_power_budget_is_kept_while_it_only_looks() -> None:
             view.tree.advance(77)
         assert 19 * rate / 2 <= steps <= 19 * rate + STEPS_SAVED
         assert policy.governor.power_at(view.now) - view.now <= 1.0 / rate
-
-
-def test_a_power_budget_says_when_the_next_step_may_begin() -> None:
-    view, governor = make_view(), Governor(max_steps_per_second=2.0)
-    assert governor.power_at(5.0) == 5.0
-    for _ in range(int(STEPS_SAVED)):
-        governor.began(view)
-    assert governor.power_at(5.0) == 5.5
-    assert governor.power_at(5.25) == 5.5
-    assert governor.power_at(5.5) == 5.5
-    assert Governor().power_at(7.0) == 7.0
 
 
 # Guesses --------------------------------------------------------------------------------------------------

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from common.acceptance import make_acceptance
-from common.errors import (
-    CapacityError,
-    LocalError,
-    PeerError,
-    UnavailableError,
-    UserError,
-)
+from common.errors import CapacityError, LocalError, PeerError, UnavailableError, UserError
 from common.messages import (
     INITIAL_CREDIT,
     Close,
@@ -142,16 +136,6 @@ def test_a_session_begins_with_its_drafter_then_the_stream_then_the_first_draft(
         Expand((DraftRow(1, None, 8, 1),)),
     ]
     assert session.effects() == [], "each is handed out once"
-
-
-def test_drafts_follow_the_open_without_waiting() -> None:
-    session = make(chain())
-    session.start(0.0)
-    session.effects()
-    effects = draft(session, (5,), 0.1)
-    assert proposals(effects)[0].anchor == 1
-    assert effects[1:] == [Expand((DraftRow(2, 1, 5, 2),))]
-    assert session.state is StreamState.OPENING
 
 
 def test_a_commit_shows_the_text_then_moves_the_drafter_then_sends_then_drafts() -> None:
@@ -455,17 +439,6 @@ def test_a_session_opened_elsewhere_is_refused(position: int) -> None:
         session.on_message(Opened(position, 32), 0.1)
 
 
-def test_what_was_committed_is_counted() -> None:
-    session = opened(chain())
-    draft(session, (5,), 1.25)
-    session.on_message(Commit(2, (5, 6), 0b10, queue_us=500_000, compute_us=250_000, evaluated=2), 1.5)
-    stats = session.stats
-    assert (stats.committed, stats.accepted, stats.target_steps, stats.evaluated) == (2, 1, 1, 2)
-    assert (stats.proposed, stats.draft_steps, stats.drafted) == (1, 1, 1)
-    assert (stats.draft_time, stats.queue_time, stats.compute_time) == (1.25, 0.5, 0.25)
-    assert stats.acceptance_length == 2.0
-
-
 # Time -------------------------------------------------------------------------------------------------
 
 
@@ -643,24 +616,6 @@ def test_a_refusal_is_not_tried_again_before_the_verifiers_own_time() -> None:
 # Text that is there when the session begins -----------------------------------------------------------
 
 
-def test_a_session_goes_on_from_the_text_that_is_there() -> None:
-    session = make(chain(), committed=(5, 6))
-    session.start(0.0)
-    drafter, _, opening, expand = session.effects()
-    assert isinstance(drafter, StartDrafter)
-    assert (drafter.tokens, drafter.generated) == ((*PROMPT, 5, 6), 2)
-    assert isinstance(opening, Send)
-    assert isinstance(opening.message, Open)
-    assert (opening.message.prompt, opening.message.committed) == (PROMPT, (5, 6))
-    assert isinstance(expand, Expand)
-    assert expand.rows[0].position == 3
-    session.on_message(Opened(3, 32), 1.0)
-    session.on_message(Commit(4, (9,)), 1.1)
-    assert Emit(4, (9,), 0) in session.effects(), "only what is new is shown"
-    assert session.text == (5, 6, 9)
-    assert session.view.last_position == 21, "max_tokens counts all of it"
-
-
 def test_a_timer_that_is_early_does_nothing() -> None:
     session = in_state(StreamState.LOST)
     session.on_timer(2.09)
@@ -742,15 +697,6 @@ def test_no_more_is_sent_than_the_credit() -> None:
     assert session.view.num_sent == 4
 
 
-def test_a_propose_says_how_much_of_the_text_is_new() -> None:
-    session = opened(chain())
-    session.on_message(Commit(2, (5, 6), server_made=3), 1.1)
-    session.on_message(Commit(4, (7,), server_made=1), 1.2)
-    draft(session, (1,), 1.3)  # of a node that died
-    assert proposals(draft(session, (1,), 1.4))[0].seen_advance == 3
-    assert proposals(draft(session, (1,), 1.5))[0].seen_advance == 0
-
-
 def test_many_nodes_are_sent_in_several_messages() -> None:
     session = make(TreePolicy(width=1, max_children=600, cut=1e-9))
     session.start(0.0)
@@ -825,16 +771,6 @@ def test_a_drafter_that_fails_leaves_the_text_to_the_verifier() -> None:
     assert session.state is StreamState.OPEN
 
 
-def test_a_draft_of_a_node_that_died_meanwhile_is_forgotten() -> None:
-    session = opened(chain())
-    draft(session, (5,), 1.1)
-    session.on_message(Commit(2, (6,), 1), 1.2)
-    session.effects()
-    session.on_drafted([Expansion(2, (5,), (0.0,))], 1.3)
-    assert session.tree.num_speculative == 0
-    assert session.effects() == [Expand((DraftRow(3, None, 6, 2),))]
-
-
 # Ends -------------------------------------------------------------------------------------------------
 
 
@@ -849,13 +785,6 @@ def test_closing_and_failing_say_goodbye_once_to_a_stream(state: StreamState) ->
             INPUTS[again](session)
         goodbye = [Send(Close())] if state in (StreamState.OPENING, StreamState.OPEN) else []
         assert session.effects() == [*goodbye, finished]
-
-
-def test_a_draft_step_may_end_after_the_session() -> None:
-    session = opened(chain())
-    session.close(1.1)
-    session.effects()
-    assert draft(session, (5,), 1.2) == []
 
 
 # Settings ---------------------------------------------------------------------------------------------
@@ -984,18 +913,6 @@ def test_a_device_guesses_from_what_it_wrote_before() -> None:
     session.on_drafter_failed(OUT_OF_PAPER, 0.2)
     session.on_message(Commit(2, (6, 4)), 0.3)
     assert [node.token for node in session.tree.speculative()] == [9, 3]
-
-
-def test_guesses_go_on_below_what_the_draft_has_found() -> None:
-    """The draft says 1 after a token that is new; (1, 2, ...) stood there before, and agreed twice."""
-    prompt = (*COPIED[6:12], 50, *COPIED[6:12], 51)
-    config = SessionConfig(prompt, SamplingParams(max_tokens=20), b"print", recall=True)
-    session = EdgeSession(config, TreePolicy())
-    session.start(0.0)
-    assert session.tree.num_speculative == 0
-    draft(session, (1,), 0.1)
-    assert [node.token for node in session.tree.speculative()][:4] == [1, 2, 3, 4]
-    session.check_integrity()
 
 
 def test_beside_a_draft_model_only_likely_guesses_count() -> None:

@@ -17,14 +17,7 @@ from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.llama.runtime import ByteArray, LlamaRuntime
 from common.mask_time import SHARE
 from edge_client.core.effects import DraftRow, Expansion, Reroot
-from edge_client.draft.group import (
-    ALONE,
-    BATCH_TIME,
-    DraftGroup,
-    MemberAnswer,
-    MemberDrafter,
-    fair_shares,
-)
+from edge_client.draft.group import ALONE, BATCH_TIME, DraftGroup, MemberAnswer, MemberDrafter, fair_shares
 from tests import wording
 from tests.edge_client.draft.tree_world import (
     GREEDY,
@@ -352,33 +345,6 @@ def test_a_batch_of_a_prompt_is_short_where_another_session_has_a_text(
     assert 0.5 * longest < max(batches) * 0.005 <= longest
 
 
-def test_draft_rows_are_shared_out_fairly(runtime: LlamaRuntime) -> None:
-    """Eight sessions, each asking again as soon as it is answered, for one to eight rows at a time."""
-    group = group_on(runtime, 8)
-    worlds = worlds_on(group)
-    for world in worlds:
-        world.begin([world.chance.randrange(300) for _ in range(world.chance.randint(1, 40))])
-    waiting: dict[int, list[int]] = {}
-    for _ in range(60):
-        for place, world in enumerate(worlds):
-            if place not in waiting:
-                world.reroot([(world.new_id(), world.chance.randrange(300))] if len(world.text) < 50 else [])
-                count = world.chance.randint(1, 8)
-                waiting[place] = [world.tip] if world.tip not in world.expanded else []
-                waiting[place] += [world.child(world.tip, token) for token in range(count)]
-                group.ask(place, [world.row(node) for node in waiting[place]])
-        for answer in group.turn():
-            assert not isinstance(answer.outcome, ForerunError)
-            worlds[answer.member].learn(waiting.pop(answer.member), answer.outcome)
-            world = worlds[answer.member]
-            world.drafter.reroot(Reroot((), tuple(world.paths)))
-            world.paths, world.tokens = {}, {}
-    rows = [member.num_rows for member in group.members]
-    assert sum(rows) > 60 * 10
-    jain = sum(rows) ** 2 / (len(rows) * sum(count**2 for count in rows))  # 1 if all are equal
-    assert jain >= 0.95
-
-
 def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:
     group = group_on(runtime, 8)
     worlds = worlds_on(group)
@@ -446,19 +412,6 @@ def test_kept_texts_go_first_and_the_oldest_of_them_is_forgotten_first(model: Pa
         worlds[0].begin([5])
         assert [each.tokens[0] for each in group.parked] == [1, 9]
         assert sum(member.session.num_resyncs for member in group.members) == 0
-
-
-def test_a_parked_text_without_room_is_read_again(model: Path, oracle: MemberDrafter) -> None:
-    with LlamaRuntime(exact_settings(model, 256, 16)) as runtime:
-        group = group_on(runtime, 2)
-        first, second = worlds_on(group)
-        first.begin([1] * 150)
-        group.release(0)
-        second.begin([2] * 150)
-        first.begin([1] * 90)
-        (found,) = first.expand([first.tip])
-        assert_same(found, from_scratch(oracle, first.text, GREEDY))
-        assert len(group.parked[0].tokens) == 150
 
 
 @pytest.mark.parametrize("window", [0, 100, 200])

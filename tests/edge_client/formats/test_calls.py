@@ -251,16 +251,6 @@ def arguments_of(tool: Tool, rng: random.Random) -> Json:
     return {key: value_of(each, rng) for key, each in properties if key in needed or rng.random() < 0.5}
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_templates_notation_is_found(name: str) -> None:
-    style = known(name)[1]
-    assert style.is_own
-    assert (style.syntax.between is None) == (name in ("llama3.1", "gpt-oss"))
-    assert (style.syntax.named is not None) == (name in ("qwen3.5", "glm4.5", "gemma4", "deepseek-v4"))
-    assert style.syntax.arguments_as_text == (name == "deepseek-v3")
-    assert style.lists_tools == (name != "deepseek-v3")
-
-
 def test_a_call_may_follow_a_thought_and_must_if_the_prompt_holds_its_beginning() -> None:
     found, tools = known("qwen3")[0], [Tool("get", "", {"type": "object", "properties": {}})]
     call = '<tool_call>\n{"name": "get", "arguments": {}}\n</tool_call>'
@@ -497,22 +487,6 @@ def test_tools_that_a_template_ignores_stand_in_the_system_message() -> None:
     assert json.dumps(LOOSE.to_json()["function"]) in shown[0]["content"]
     assert shown[1:] == [USER]
     assert style.shown([USER], []) == [USER]
-
-
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_content_beside_a_call_and_the_system_message_before_its_result_are_shown(name: str) -> None:
-    found, style = known(name)
-    call = {"id": "call00000", "type": "function", "function": {"name": "loose", "arguments": {"n": 7}}}
-    called = {"role": "assistant", "content": "I look", "tool_calls": [call]}
-    result = {"role": "tool", "content": "seven", "tool_call_id": "call00000"}
-    told = [{"role": "system", "content": "be brief"}, USER, called, result]
-    source, settings = found.template.source, {"tools": [LOOSE.to_json()]}
-    shown = family_of(source).messages(source, style.shown(told, [LOOSE.to_json()]), settings)
-    text = found.template.render(shown, settings)
-    said = ["I look"] if name != "mistral-7b" else []  # its roles alternate, and it drops content
-    places = [text.find(each) for each in ("be brief", *said, "seven")]
-    assert -1 not in places
-    assert places == sorted(places)
 
 
 def test_a_notation_that_is_not_read_is_not_used() -> None:

@@ -150,9 +150,3 @@ def test_a_machine_too_busy_to_render_is_nobodys_fault(monkeypatch: pytest.Monke
             template.render(HELLO)
     assert caught.value.code is Code.UNAVAILABLE
     assert template.render(HELLO) == first, "the next one is served"
-
-
-def test_a_machine_too_busy_to_start_the_process_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.child.START_PATIENCE", 0.0)
-    with pytest.raises(CapacityError):
-        render(CHATML)

@@ -96,10 +96,7 @@ async def pool_of(count: int) -> AsyncIterator[tuple[Verifiers, list[System], li
 
 
 async def written(
-    pool: Verifiers,
-    session_id: str,
-    happens: Callable[[str], object] = lambda address: None,
-    **config: Any,
+    pool: Verifiers, session_id: str, happens: Callable[[str], object] = lambda address: None, **config: Any
 ) -> tuple[Generation, list[str]]:
     """A text over the pool, and each stream's address. At 20 tokens something `happens`, once."""
     route, places, is_over = pool.route(session_id), list[str](), False
@@ -427,19 +424,6 @@ async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:
         await shown.aclose()
 
 
-async def test_a_status_tells_what_a_page_shows() -> None:
-    async with running() as system, Verifiers([system.address]) as pool:
-        assert health(pool) == ["asked"]
-        await all_ready(pool)
-        (status,) = pool.snapshot()
-    assert (status.address, status.health.value, status.model) == (system.address, "ready", "tiny")
-    assert (status.num_sessions, status.max_sessions, status.fits) == (0, 64, True)
-    assert status.min_rtt is not None
-    assert status.smoothed_rtt is not None
-    assert 0 < status.min_rtt <= status.smoothed_rtt
-    assert (status.why, status.last_error) == ("it serves tiny", "")
-
-
 @pytest.mark.parametrize("addresses", [["gpu"], [], ["10.0.0.1:1"]])
 def test_an_address_that_is_none_is_refused_before_anything_begins(addresses: list[str]) -> None:
     with wording.raises(UserError):
@@ -470,15 +454,3 @@ async def test_a_name_is_looked_up_while_all_is_well_and_who_is_none_of_it_keeps
             assert (run.session.text, gone_to) == (TEXT, places[:1])
             await until(lambda: health(pool) == ["ready", "ready"], pool)
             assert [each.address for each in pool.snapshot()] == places[1:]
-
-
-async def test_a_route_knows_whether_its_next_verifier_shares_the_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with running() as system, Verifiers([system.address]) as pool:
-        await all_ready(pool)
-        route = pool.route("key")
-        for limit in (60.0, 0.0):  # seconds
-            monkeypatch.setattr("edge_client.network.channel.SAME_MACHINE", limit)
-            assert route.shares_machine is (limit > 0)
-    assert not route.shares_machine, "no verifier is left"

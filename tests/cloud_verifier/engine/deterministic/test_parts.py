@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,12 +16,9 @@ from cloud_verifier.engine.deterministic.exact_engine import (
     padded_length,
     share_runs,
 )
-from cloud_verifier.engine.deterministic.tiles import rows_alone, tiles
-from cloud_verifier.engine.packing import PackedStep, StepLimits, pack, path_rows
-from tests.cloud_verifier.engine.attention_rig import (
-    LIMITS,
-    NUM_SLOTS,
-)
+from cloud_verifier.engine.deterministic.tiles import rows_alone
+from cloud_verifier.engine.packing import PackedStep, pack, path_rows
+from tests.cloud_verifier.engine.attention_rig import LIMITS, NUM_SLOTS
 from tests.cloud_verifier.engine.tiny import Session, Slots
 
 pytestmark = pytest.mark.torch
@@ -69,22 +65,6 @@ def test_an_activation_has_the_same_bits_in_every_row(name: str, num_rows: int, 
 
 # Tiles hold every row once and in order, and a row alone sees what it saw in its item.
 
-TRASH = 777
-
-
-def random_step(seed: int) -> PackedStep:
-    """A step of up to five sessions with trees, some of them empty."""
-    random = np.random.default_rng(seed)
-    slots = Slots(512)
-    items = []
-    for key in range(int(random.integers(1, 6))):
-        session = Session(key, slots, held=slots.take(int(random.integers(0, 9))))
-        count = int(random.integers(0, 12))
-        parents = [int(random.integers(-1, row)) if row else -1 for row in range(count)]
-        outputs = np.flatnonzero(random.integers(2, size=count)).tolist()
-        items.append(session.item(random.integers(90, size=count).tolist(), parents, outputs))
-    return pack(StepPlan(tuple(items)), StepLimits(97, 128, 512))
-
 
 def seen(step: PackedStep) -> list[list[int]]:
     """The slots that each packed row sees, by position."""
@@ -93,32 +73,3 @@ def seen(step: PackedStep) -> list[list[int]]:
         for item in step.items
         for row in range(len(item.tokens))
     ]
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_a_row_alone_sees_what_it_saw(seed: int) -> None:
-    step = random_step(seed)
-    alone = rows_alone(step)
-    assert seen(alone) == seen(step)
-    assert [len(item.tokens) for item in alone.items] == [1] * step.num_rows
-    assert rows_alone(alone) is alone
-    for name in ("tokens", "positions", "slots", "outputs"):
-        assert getattr(alone, name).tolist() == getattr(step, name).tolist()
-    assert [len(item.prefix_slots) for item in alone.items] == step.positions.tolist()
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
-def test_tiles_hold_every_row_once_and_parents_come_first(seed: int, num_rows: int) -> None:
-    step = random_step(seed)
-    found = list(tiles(rows_alone(step), num_rows, TRASH))
-    assert len(found) == -(-step.num_rows // num_rows)
-    inputs = [padded[:, : tile.num_rows] for tile, padded in found]
-    if inputs:
-        rows = np.concatenate(inputs, axis=1).tolist()
-        assert rows == [step.tokens.tolist(), step.positions.tolist(), step.slots.tolist()]
-    outputs = [at * num_rows + row for at, (tile, _) in enumerate(found) for row in tile.outputs.tolist()]
-    assert outputs == step.outputs.tolist()
-    for tile, padded in found:
-        assert padded.shape == (3, num_rows)
-        assert set(padded[2, tile.num_rows :].tolist()) <= {TRASH}
-        assert tile.slots.tolist() == [int(item.slots[0]) for item in tile.items]
