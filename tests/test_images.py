@@ -53,9 +53,6 @@ def test_dockerfiles_pass_hadolint() -> None:
     assert done.returncode == 0, done.stdout
 
 
-# --- the scripts, run ---------------------------------------------------------------------------------------
-
-
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -124,8 +121,6 @@ def test_digests_are_filled_in_and_then_built_with(copy: Path, tmp_path: Path) -
     assert run(copy / "build.sh", "edge", PATH=fake_docker(tmp_path)).returncode == 0
     assert f"PYTHON_312_DIGEST={DIGEST}" in asked_of_docker(tmp_path)
 
-
-# --- steps.sh check -----------------------------------------------------------------------------------------
 
 PROGRAM = """#!/bin/sh
 case "$*" in

@@ -52,9 +52,6 @@ async def prompt_health(stage: DaemonStage, longest: float = BUSY) -> AsyncItera
     expect(slowest < longest, f"/healthz took {slowest:.1f} s")
 
 
-# Programs of the machine ------------------------------------------------------------------------------------
-
-
 async def slow_heads(stage: DaemonStage) -> None:
     """More connections than the daemon may have files, each with half a request's head and no token.
 
@@ -139,9 +136,6 @@ async def control_words(stage: DaemonStage) -> None:
         return found
 
     expect(await length(f"x = 1{word * 9}") - await length("x = 1") > 2 * 9, f"{word} became a control token")
-
-
-# Verifiers that lie -----------------------------------------------------------------------------------------
 
 
 ENDLESS_TEMPLATE = "{% for a in range(9**9) %}{% for b in range(9**9) %}{% endfor %}{% endfor %}"

@@ -26,8 +26,6 @@ from common.calibration import (
 )
 from common.sampling import SamplingParams
 
-# Confidence -------------------------------------------------------------------------------------------
-
 ranked_scores = st.lists(st.floats(-8.0, 8.0), min_size=1, max_size=8).map(lambda s: sorted(s, reverse=True))
 
 
@@ -74,9 +72,6 @@ def test_doubt_never_ends_but_what_was_known_stays_known() -> None:
         guess = guess.after(100.0)
     assert guess.doubt == pytest.approx(LEAST_DOUBT * 0.3)
     assert BetaPrior(0.3, 0.0).after(100.0).doubt == 0.0
-
-
-# From text to text, learnt on the way ------------------------------------------------------------------
 
 
 def noisy_pairs(error: float, num: int, seed: int) -> list[tuple[list[float], int | None]]:
@@ -196,9 +191,6 @@ def test_the_weight_of_all_others_is_found() -> None:
     assert calibration.confidence.miss == Confidence().miss  # no list was cut short
 
 
-# From text to text ----------------------------------------------------------------------------------------
-
-
 def test_a_pair_that_is_known_is_what_it_was() -> None:
     prior = Prior(Confidence(1.0, 1.0), BetaPrior(0.3, 0.0), BetaPrior(0.3, 0.0))
     calibration = Calibration(prior)
@@ -232,8 +224,6 @@ def test_no_number_of_texts_makes_a_prior_that_cannot_be_computed_with() -> None
     assert math.log(prior.confidence.sharpness) <= FARTHEST_MEAN + 1e-9
     assert promised(prior.confidence, SCORES)[0] <= 0.0
 
-
-# Over temperatures ------------------------------------------------------------------------------------
 
 COLD = Prior(Confidence(4.0, 0.5, 0.02), BetaPrior(0.4, 0.5))
 WARM = Prior(Confidence(2.0, 1.5, 0.03), BetaPrior(0.2, 0.5))

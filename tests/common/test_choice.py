@@ -14,12 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.choice import (
-    Choice,
-    choose,
-    process_logits,
-    rank,
-)
+from common.choice import Choice, choose, process_logits, rank
 from common.errors import LocalError
 from common.noise import gumbel
 from common.sampling import SamplingParams
@@ -305,14 +300,7 @@ def test_tokens_that_the_grammar_forbids_are_as_if_they_did_not_exist(
     assert ranking.tokens.size == int(kept.sum())
 
 
-@pytest.mark.parametrize(
-    "allowed",
-    [
-        np.zeros(3, np.bool_),
-        np.ones(4, np.bool_),
-        np.ones(3, np.uint8),
-    ],
-)
+@pytest.mark.parametrize("allowed", [np.zeros(3, np.bool_), np.ones(4, np.bool_), np.ones(3, np.uint8)])
 def test_a_mask_that_is_none_is_a_defect(allowed: Any) -> None:
     with wording.raises(LocalError):
         choose(np.zeros(3, np.float32), SamplingParams(), 0, allowed=allowed)

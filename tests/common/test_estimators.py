@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import LocalError
-from common.estimators import (
-    LinearTimeEstimator,
-    RatioEstimator,
-    RttEstimator,
-    WidthTimes,
-)
+from common.estimators import LinearTimeEstimator, RatioEstimator, RttEstimator, WidthTimes
 from tests import wording
 
 TIMES = st.floats(0, 10)

@@ -10,14 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.prompt_lookup import (
-    NO_TEXTS,
-    RECYCLED,
-    SHARED_AT_ONCE,
-    PromptLookup,
-    SharedTexts,
-    grow_guesses,
-)
+from common.prompt_lookup import NO_TEXTS, RECYCLED, SHARED_AT_ONCE, PromptLookup, SharedTexts, grow_guesses
 from common.suffix_index import GrowingIndex
 from common.tree import Node, SpeculationTree
 
@@ -42,9 +35,6 @@ def likeliest(recall: PromptLookup, most: int = 8, path: tuple[int, ...] = ()) -
 def next_tokens(recall: PromptLookup, path: tuple[int, ...] = ()) -> dict[int, float]:
     """The chance of each token that is guessed to come next."""
     return {each.token: math.exp(each.logprob) for each in recall.guess(8, path) if each.parent < 0}
-
-
-# A session's own text -------------------------------------------------------------------------------------
 
 
 def test_tokens_that_followed_the_same_tokens_are_guessed() -> None:
@@ -91,9 +81,6 @@ def test_a_copy_is_followed_past_places_that_read_alike() -> None:
     noise = tuple(token for n in range(20) for token in (60 + n, 1, 2, 90 + n))
     recall = written(50, 51, 1, 2, prompt=(*copied, *noise))
     assert likeliest(recall, most=2) == [52, 53]
-
-
-# How far it is trusted ------------------------------------------------------------------------------------
 
 
 def test_the_longer_the_match_the_more_is_promised() -> None:
@@ -151,9 +138,6 @@ def test_guessing_changes_no_state() -> None:
         one.append(token)
         other.append(token)
         assert one.guess(5) == other.guess(5)
-
-
-# Other texts ----------------------------------------------------------------------------------------------
 
 
 def texts(capacity: int = 1000) -> SharedTexts:
@@ -226,9 +210,6 @@ def test_trust_is_learnt_apart_for_each_source() -> None:
     assert all(chance < 0.1 for token, chance in chances.items() if token != 1)
 
 
-# Dead branches --------------------------------------------------------------------------------------------
-
-
 def dead_branch(recall: PromptLookup) -> None:
     """The target wrote 3 after (1, 2); the guess 7 died, and so did what hung below."""
     tip = Node(1, None, 2, 1, 0.0, 0.0, committed=True, choice=3)
@@ -253,9 +234,6 @@ def test_dead_branches_are_remembered_up_to_a_bound() -> None:
     for _ in range(RECYCLED):
         dead_branch(recall)
     assert len(recall._recycled) <= RECYCLED * 9 // 8
-
-
-# In the tree ----------------------------------------------------------------------------------------------
 
 
 def guessed(tree: SpeculationTree) -> list[int]:

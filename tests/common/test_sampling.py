@@ -79,10 +79,7 @@ def test_a_value_of_another_type_is_refused_by_name(field: str, value: object) -
         SamplingParams(**{field: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    ["é" * 32_769, None, "\ud800"],
-)
+@pytest.mark.parametrize("grammar", ["é" * 32_769, None, "\ud800"])
 def test_a_grammar_is_text_of_64_kib_at_most(grammar: object) -> None:
     with wording.raises(UserError):
         SamplingParams(grammar=grammar)  # type: ignore[arg-type]  # what callers without types can bring

@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 
 import common.suffix_index
-from common.suffix_index import (
-    DEPTH,
-    FIRST,
-    GAP,
-    NO_MATCH,
-    GrowingIndex,
-    SuffixIndex,
-    sort_places,
-)
+from common.suffix_index import DEPTH, FIRST, GAP, NO_MATCH, GrowingIndex, SuffixIndex, sort_places
 
 ALL = 10**9
 

@@ -24,9 +24,6 @@ def make_path(tree: SpeculationTree, tokens: tuple[int, ...], logprob: float = -
     return nodes[1:]
 
 
-# Growing ------------------------------------------------------------------------------------------------
-
-
 def test_a_tree_needs_a_committed_token() -> None:
     with wording.raises(LocalError):
         SpeculationTree([])
@@ -71,9 +68,6 @@ def test_nothing_grows_below_a_node_that_is_not_live() -> None:
             tree.grow(dead, token, 0.0)
 
 
-# Committing ---------------------------------------------------------------------------------------------
-
-
 def test_a_commit_of_a_child_keeps_what_hangs_below_it() -> None:
     tree = SpeculationTree((9,))
     a, b, c = make_path(tree, (1, 2, 3))
@@ -108,18 +102,12 @@ def test_worth_counts_from_the_tip_of_either_side() -> None:
     assert tree.worth(after) == -0.125
 
 
-# Late nodes ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("position", [-1, 3])
 def test_a_place_that_cannot_be_is_the_peers_fault(position: int) -> None:
     tree = SpeculationTree((9, 9, 9))
     with wording.raises(PeerError) as caught:
         tree.attach(Committed(position), 1, 0.0)
     assert caught.value.code is Code.OUT_OF_RANGE
-
-
-# Integrity ----------------------------------------------------------------------------------------------
 
 
 CORRUPTIONS: dict[str, Callable[[SpeculationTree], object]] = {
@@ -142,9 +130,6 @@ def test_every_corruption_is_found(name: str) -> None:
     CORRUPTIONS[name](tree)
     with pytest.raises(LocalError):
         tree.check_integrity()
-
-
-# Any sequence of inputs ---------------------------------------------------------------------------------
 
 
 class TreeLife(RuleBasedStateMachine):
@@ -194,9 +179,6 @@ class TreeLife(RuleBasedStateMachine):
 
 
 TestTreeLife = TreeLife.TestCase
-
-
-# Both sides ---------------------------------------------------------------------------------------------
 
 
 def paths(tree: SpeculationTree) -> set[tuple[int, ...]]:

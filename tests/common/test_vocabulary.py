@@ -6,13 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import UserError
-from common.vocabulary import (
-    MAX_TEXT_BYTES,
-    MAX_TOKENS,
-    Vocabulary,
-    differing_ids,
-    explain_mismatch,
-)
+from common.vocabulary import MAX_TEXT_BYTES, MAX_TOKENS, Vocabulary, differing_ids, explain_mismatch
 from tests import wording
 
 TABLES = st.lists(st.none() | st.binary(max_size=3), max_size=6)

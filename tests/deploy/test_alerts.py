@@ -142,9 +142,7 @@ CASES = {
         8,
     ),
     "ForerunQuotasSpent": AlertCase(
-        {SPENT % "max_sessions": "0+60x120"},
-        {SPENT % "max_sessions": "0+1x120"},
-        30,
+        {SPENT % "max_sessions": "0+60x120"}, {SPENT % "max_sessions": "0+1x120"}, 30
     ),
     "ForerunHostileClients": AlertCase(
         {REFUSED % "INVALID_ARGUMENT": "0+90x120"},

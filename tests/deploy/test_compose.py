@@ -123,9 +123,6 @@ def test_services_address_each_other_by_name_and_port() -> None:
         assert shared, f"{client} cannot reach {server}"
 
 
-# prometheus ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.promtool
 def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
     """With the files that it names where they are now."""
@@ -139,9 +136,6 @@ def test_prometheus_takes_its_configuration(tmp_path: Path) -> None:
         [str(program("promtool")), "check", "config", str(moved)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-# the broker -------------------------------------------------------------------------------------------------
 
 
 def mosquitto_settings() -> dict[str, str]:

@@ -44,11 +44,7 @@ def test_the_documented_overlay_renders(tmp_path: Path) -> None:
         for each in objects
         if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "forerun-model"
     ]
-    assert model["data"] == {
-        "MODEL": "ORGANISATION/REPOSITORY",
-        "REVISION": "COMMIT",
-        "SHA256SUMS": "mine\n",
-    }
+    assert model["data"] == {"MODEL": "ORGANISATION/REPOSITORY", "REVISION": "COMMIT", "SHA256SUMS": "mine\n"}
     kinds = {each["kind"] for each in objects}
     assert {"Deployment", "Certificate", "ScaledObject", "PrometheusRule"} <= kinds
     images = {each["image"] for pod in View("mine", objects).pods for each in pod.containers}

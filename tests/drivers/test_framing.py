@@ -27,9 +27,6 @@ def asking(privacy: Privacy | None, logprobs: int | None = None) -> Open:
     return Open((1, 2, 3), SamplingParams(), b"", privacy=privacy, logprobs=logprobs)
 
 
-# The verifier's end -----------------------------------------------------------------------------------------
-
-
 def leaving(least: Privacy, asked: Open, *told: ServerMessage) -> list[pb.SessionResponse]:
     """All that leaves a stream on which `Opened` and these are sent."""
     framing = Framing(least)
@@ -58,9 +55,6 @@ def test_the_stricter_privacy_holds_and_an_old_edge_gets_no_level(
 
 def test_with_log_probabilities_messages_are_longer_as_the_open_says() -> None:
     assert leaving(PADDED, asking(PADDED, logprobs=5))[0].ByteSize() == 512
-
-
-# The edge's end ---------------------------------------------------------------------------------------------
 
 
 class Call:

@@ -23,16 +23,7 @@ from common.wire import grpc_options
 from common.wire.codec import encode_request
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
-from tests.support.raw_http2 import (
-    DATA,
-    HEADERS,
-    PING,
-    PREFACE,
-    SETTINGS,
-    WINDOW_UPDATE,
-    Frame,
-    RawPeer,
-)
+from tests.support.raw_http2 import DATA, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, Frame, RawPeer
 from tests.support.tiny import EOS, TABLE, VOCABULARY, System, generation, running
 from tests.worlds.models import target_alone
 

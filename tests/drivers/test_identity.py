@@ -25,17 +25,7 @@ from edge_client.network.channel import VerifierChannel
 from forerun.commands.dev_certs import spiffe_id
 from forerun.log_format import writing
 from tests.support.tiny import EOS, generation, running
-from tests.support.town import (
-    DOMAIN,
-    TEXT,
-    Town,
-    answers,
-    opening,
-    refusal,
-    stub_of,
-    text_of,
-    write_text,
-)
+from tests.support.town import DOMAIN, TEXT, Town, answers, opening, refusal, stub_of, text_of, write_text
 from tests.worlds.models import target_alone
 
 pytestmark = pytest.mark.grpc
@@ -48,9 +38,6 @@ def town(tmp_path: Path) -> Town:
     return made
 
 
-# Certificates -----------------------------------------------------------------------------------------
-
-
 async def test_an_edge_cannot_name_its_own_tenant(town: Town) -> None:
     claims = (
         ("x-tenant", "globex"),
@@ -58,10 +45,7 @@ async def test_an_edge_cannot_name_its_own_tenant(town: Town) -> None:
         ("x-forwarded-client-cert", "URI=spiffe://x/tenant/globex"),
     )
     more = (("authorization", f"Bearer {town.token('globex')}"), ("x-llm-d-tenant", "globex"))
-    async with (
-        town.by_certificate() as system,
-        stub_of(system, town.of("acme"), *claims, *more) as begin,
-    ):
+    async with town.by_certificate() as system, stub_of(system, town.of("acme"), *claims, *more) as begin:
         call = await begin(opening("globex", fill=False))
         await call.read()
         assert [each["tenant"] for each in system.worker.snapshot().sessions] == ["acme"]
@@ -77,11 +61,7 @@ NAMELESS: tuple[tuple[tuple[str, ...], Code, str], ...] = (
     (("spiffe://example.org/tenant/-acme",), Code.PERMISSION_DENIED, FORM),
     ((f"spiffe://example.org/tenant/{'a' * 65}",), Code.PERMISSION_DENIED, FORM),
     (("spiffe://other.org/tenant/acme",), Code.PERMISSION_DENIED, "another trust domain than example.org"),
-    (
-        ("spiffe://example.org/tenant/acme", "spiffe://example.org/tenant/globex"),
-        Code.UNAUTHENTICATED,
-        NONE,
-    ),
+    (("spiffe://example.org/tenant/acme", "spiffe://example.org/tenant/globex"), Code.UNAUTHENTICATED, NONE),
 )
 
 
@@ -122,9 +102,6 @@ async def test_a_connection_is_worth_no_more_than_its_certificate(town: Town) ->
         async for _ in pieces:
             pass
     assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
-
-
-# Theft and replay ---------------------------------------------------------------------------------------
 
 
 async def test_another_tenants_session_cannot_be_taken_over(town: Town) -> None:
@@ -184,10 +161,7 @@ def serial_of(path: Path | None) -> str:
 
 async def test_a_device_a_certificate_or_a_tenant_is_denied_and_the_others_are_not(town: Town) -> None:
     stolen, own = town.of("acme"), town.device(spiffe_id(DOMAIN, "acme", "d2"))
-    lines = (
-        f"serial {serial_of(stolen.cert)}\n",
-        f"uri {spiffe_id(DOMAIN, 'acme', 'd1')}\n",
-    )
+    lines = (f"serial {serial_of(stolen.cert)}\n", f"uri {spiffe_id(DOMAIN, 'acme', 'd1')}\n")
     async with town.by_certificate(DOMAIN, files=denying(town)) as system:
         assert await write_text(system, stolen) == WHOLE
         for line in lines:

@@ -33,9 +33,6 @@ from tests.support.tiny import complete, running
 pytestmark = pytest.mark.grpc
 
 
-# What edges had ---------------------------------------------------------------------------------------
-
-
 async def test_the_verifier_counts_what_its_edges_count() -> None:
     async with running() as system:
         runs: list[Generation] = await asyncio.gather(
@@ -58,8 +55,6 @@ async def test_the_verifier_counts_what_its_edges_count() -> None:
     assert sum(seen.instruments.later_tokens.counts) == num_steps - 3
     assert (seen.sessions, len(seen.monitor.streams)) == ((), 0)
 
-
-# What they wrote --------------------------------------------------------------------------------------
 
 PROMPT = (1029384756, 1092837465, 1122334455)
 TEXT = (1357924680, 1470258369, 1593572486)

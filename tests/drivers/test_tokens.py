@@ -31,15 +31,7 @@ from forerun.log_format import FORMATS, writing
 from tests.support.call import Call
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, generation
-from tests.support.town import (
-    AUDIENCE,
-    TEXT,
-    Town,
-    opening,
-    refusal,
-    stub_of,
-    write_text,
-)
+from tests.support.town import AUDIENCE, TEXT, Town, opening, refusal, stub_of, write_text
 from tests.worlds.models import TinyDrafter, target_alone
 
 pytestmark = pytest.mark.grpc
@@ -196,9 +188,6 @@ async def test_a_text_fails_with_the_sentence_whatever_the_fallback_and_the_next
             async for _ in run:
                 pass
     assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
-
-
-# What is told -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("style", FORMATS)

@@ -43,9 +43,6 @@ def spots(data: bytes) -> list[list[Spot]]:
     return found
 
 
-# --- damages of any file ------------------------------------------------------------------------------------
-
-
 def cut(data: bytes, rng: random.Random) -> bytes:
     """Broken off: anywhere, or in the first kilobytes, where all headers are."""
     return data[: rng.randrange(rng.choice((len(data), min(len(data), 4096))))]
@@ -75,9 +72,6 @@ def strange(width: int, rng: random.Random) -> int:
     return rng.choice((*edges, most, most - 1, most - 31, rng.randrange(most + 1))) & most
 
 
-# --- GGUF ---------------------------------------------------------------------------------------------------
-
-
 def header(data: bytes, rng: random.Random) -> bytes:
     """One to three numbers of the header, each strange or near its own; or a byte of a text."""
     every = spots(data)
@@ -100,8 +94,6 @@ GGUF: dict[str, Damage] = {
     "header again": header,
     "header once more": header,
 }
-
-# --- safetensors --------------------------------------------------------------------------------------------
 
 
 def _joined(table: object, body: bytes) -> bytes:

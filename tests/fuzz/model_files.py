@@ -86,9 +86,6 @@ def _read(tally: FileTally, what: str, read: Callable[[], object]) -> bool:
     return passed
 
 
-# --- GGUF ---------------------------------------------------------------------------------------------------
-
-
 def _gguf(folder: Path) -> Play:
     """Everything is imported here, before anything forks."""
 
@@ -98,10 +95,7 @@ def _gguf(folder: Path) -> Play:
     from edge_client.draft import group  # noqa: F401
     from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
-    shapes = (
-        TinyShape(270, 32, 64, 2, 2, 1),
-        TinyShape(270, 32, 64, 1, 2, 2, quantised=True),
-    )
+    shapes = (TinyShape(270, 32, 64, 2, 2, 1), TinyShape(270, 32, 64, 1, 2, 2, quantised=True))
     whole = [write_tiny_gguf(folder / f"{n}.gguf", shape).read_bytes() for n, shape in enumerate(shapes)]
     library.library()
     path = folder / "damaged.gguf"
@@ -176,9 +170,6 @@ def _as_the_daemon(path: Path) -> None:
             drafter.expand(rows)
 
 
-# --- safetensors --------------------------------------------------------------------------------------------
-
-
 def _safetensors(folder: Path) -> Play:
     from safetensors.numpy import load_file
 
@@ -195,9 +186,6 @@ def _safetensors(folder: Path) -> Play:
             load_file(path)
 
     return play
-
-
-# --- all cases ----------------------------------------------------------------------------------------------
 
 
 def play(cases: int, first: int = 0, kinds: tuple[str, ...] = FORMATS) -> FileTally:

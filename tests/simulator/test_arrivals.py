@@ -32,9 +32,6 @@ def world(arrivals: Arrivals) -> World:
     return World(tokens=25, prompt_tokens=16, arrivals=arrivals)
 
 
-# Random arrivals --------------------------------------------------------------------------------------
-
-
 def test_gaps_are_exponential_with_their_mean_and_without_memory() -> None:
     starts = [each.start for each in Poisson(4.0, 5000).plan(1, 1, 1)]
     gaps = [after - before for before, after in itertools.pairwise([0.0, *starts])]
@@ -62,9 +59,6 @@ def test_sessions_that_never_meet_are_each_like_one_alone() -> None:
     assert len(found) == 4
     for result in found:
         assert result.arrivals == pytest.approx(alone.arrivals)
-
-
-# Recorded arrivals ------------------------------------------------------------------------------------
 
 
 def test_sessions_begin_and_last_as_recorded(tmp_path: Path) -> None:
@@ -99,9 +93,6 @@ def test_a_window_is_cut_scaled_and_capped(tmp_path: Path) -> None:
     assert len(read_arrivals(path, Window(start=2.0, duration=58.0)).requests) == 2  # the end is not in it
     capped = world(read_arrivals(path, Window(max_tokens=15))).sessions()
     assert [each.tokens for each in capped] == [15, 15, 10, 15]
-
-
-# Experiments and documents ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

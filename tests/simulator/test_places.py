@@ -28,9 +28,6 @@ from simulator.world import DeviceSpec, VerifierSpec, World
 FAR = World(tokens=60, draft=BetaDraft(mean=1.0), link=LinkSpec(rtt=0.1))
 
 
-# Beside the target ----------------------------------------------------------------------------------------
-
-
 def test_a_draft_beside_the_target_pays_the_link_once() -> None:
     (result,) = run_scheme("colocated:sync:5", FAR)
     gaps = [b - a for a, b in zip(result.arrivals[5::6], result.arrivals[11::6], strict=False)]
@@ -55,9 +52,6 @@ def test_a_scheme_that_is_none_is_refused() -> None:
     check_scheme(DEVICE_ONLY)
     with pytest.raises(UserError, match="no growth policy"):
         policy_maker(DEVICE_ONLY)
-
-
-# Alone ----------------------------------------------------------------------------------------------------
 
 
 def test_the_device_alone_writes_its_own_text_at_its_own_pace() -> None:
@@ -88,9 +82,6 @@ def test_the_bound_is_none_for_drafts_elsewhere(capsys: pytest.CaptureFixture[st
     assert table[-1] == "* writes another text than the target"
 
 
-# Replicas and power ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", [FORERUN, "colocated:chain", DEVICE_ONLY])
 def test_replicas_side_by_side_come_to_what_one_process_does(scheme: str) -> None:
     """Five sessions on three verifiers, and on more verifiers than there are sessions."""
@@ -113,9 +104,6 @@ def test_a_power_budget_caps_draft_steps() -> None:
     assert ours.tokens == ours.truth
 
 
-# A target in parts ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mean", [1.0, 0.7])
 @pytest.mark.parametrize("nodes", [2, 5])
 def test_a_block_saves_the_hops_of_all_its_tokens_but_one(mean: float, nodes: int) -> None:
@@ -132,9 +120,6 @@ def test_a_block_saves_the_hops_of_all_its_tokens_but_one(mean: float, nodes: in
     saved -= (drafted[-1] - drafted[0]) - (drafted_whole[-1] - drafted_whole[0])
     k = 119 / rounds
     assert saved / 119 == pytest.approx((nodes - 1) * hop * (k - 1) / k)
-
-
-# Documents ------------------------------------------------------------------------------------------------
 
 
 def test_documents_say_all_of_it() -> None:

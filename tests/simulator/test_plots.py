@@ -15,9 +15,6 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("matplotlib", reason="plots need matplotlib, of the extra `simulation`")
 
 
-# The command ----------------------------------------------------------------------------------------------
-
-
 def test_the_command_draws_every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = tmp_path / "world.toml"
     world.write_text('tokens = 20\nrepeats = 1\nschemes = ["server_streaming", "forerun"]\n')

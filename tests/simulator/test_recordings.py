@@ -18,13 +18,7 @@ from simulator.events import Draws
 from simulator.figures import SessionResult
 from simulator.files import Experiment, experiment_from, read_experiment
 from simulator.knowledge import BEST, OUTSIDE
-from simulator.recordings import (
-    RecordedText,
-    Recording,
-    RecordingHeader,
-    read_recording,
-    write_recording,
-)
+from simulator.recordings import RecordedText, Recording, RecordingHeader, read_recording, write_recording
 from simulator.schemes import policy_maker
 from simulator.sweep import MANIFEST, Sweep, run_sweep
 from simulator.system import simulate
@@ -71,9 +65,6 @@ def blocks_of(hits: list[bool], block: int) -> list[int]:
         found.append(min(right + 1, len(hits) - done))
         done += found[-1]
     return found
-
-
-# Files ------------------------------------------------------------------------------------------------
 
 
 def test_a_recording_read_back_is_what_was_written(tmp_path: Path) -> None:
@@ -160,9 +151,6 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, content: bytes, 
         read_recording(tmp_path / "none.jsonl")
 
 
-# Replay -----------------------------------------------------------------------------------------------
-
-
 def test_a_session_takes_its_text_and_then_the_next_one() -> None:
     draft = recorded_draft("short", SHORT)
     texts = [1, 1, 2, 1, None, 1], [3, 1, 1]
@@ -226,9 +214,6 @@ def test_a_sweep_knows_its_recording_by_name_and_contents(tmp_path: Path) -> Non
     assert len(digests) == 2
     with pytest.raises(UserError, match=r"draft mean is 0.5; in short it is 0.6667"):
         Sweep(experiment, {"mean": (0.5,)})
-
-
-# Worlds -----------------------------------------------------------------------------------------------
 
 
 def test_a_world_names_its_recording_beside_it(tmp_path: Path) -> None:

@@ -29,9 +29,6 @@ def paces(outcomes: list[SchemeOutcome]) -> dict[str, float]:
     return {outcome.scheme: outcome.figures.ms_per_token for outcome in outcomes}
 
 
-# One world --------------------------------------------------------------------------------------------
-
-
 def test_server_streaming_takes_one_step_a_token() -> None:
     (result,) = simulate(replace(SHORT, link=LinkSpec(rtt=0.2)), policy_maker(SERVER_STREAMING))
     gaps = [after - before for before, after in zip(result.arrivals, result.arrivals[1:], strict=False)]
@@ -112,9 +109,6 @@ def test_a_verifier_whose_rows_are_dear_streams_and_the_device_rests(policy: str
     assert drafted.stats.draft_steps < 10
 
 
-# Experiments ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rtt", [0.01, 0.06, 0.2])
 @pytest.mark.parametrize("mean", [0.7, 0.85])
 @pytest.mark.slow
@@ -143,9 +137,6 @@ def test_a_prompt_that_takes_the_draft_long_costs_little_more_than_that_time(sch
     slow = replace(world, device=DeviceSpec(prompt_time=1.0))
     without, with_prompt = (run_scheme(scheme, each)[0].arrivals[-1] for each in (world, slow))
     assert without + 0.3 < with_prompt < without + 1.0
-
-
-# Documents --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", sorted(WORLDS.glob("*.toml")), ids=lambda path: path.stem)
@@ -192,9 +183,6 @@ def test_a_file_that_makes_no_world_is_refused_by_name(
         read_experiment(path)
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read_experiment(tmp_path / "missing.toml")
-
-
-# The command ------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_a_table_and_the_demos_keys(

@@ -18,9 +18,6 @@ def verdict_on(*lines: str) -> Outcome:
     return outcome
 
 
-# What passes ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "lines",
     [
@@ -59,8 +56,6 @@ def test_each_function_of_a_text_is_judged_by_itself() -> None:
     ]
     assert run_doctests("x = 1\n") == []
 
-
-# What the check refuses -----------------------------------------------------------------------------------
 
 ESCAPES = {
     "a module": "import os",
@@ -122,9 +117,6 @@ def test_nothing_stands_beside_a_function_or_in_its_head_and_its_size_is_bounded
 def test_an_example_is_checked_like_a_body() -> None:
     (outcome,) = run_doctests('def f(x):\n    """\n    >>> f.__globals__\n    9\n    """\n    return x\n')
     assert outcome.verdict is Verdict.REFUSED
-
-
-# What the limits end --------------------------------------------------------------------------------------
 
 
 @on_unix

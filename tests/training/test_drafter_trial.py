@@ -11,14 +11,7 @@ from schemes.drafters.whole_models import EarlyExit
 from tests.cloud_verifier.engine.tiny import target
 from tests.schemes.drafters.rig import engine_of
 from training import drafter_trial as trial
-from training.drafter_trial import (
-    NODES,
-    LevelReport,
-    TrialReport,
-    TriedText,
-    num_steps,
-    try_drafter,
-)
+from training.drafter_trial import NODES, LevelReport, TrialReport, TriedText, num_steps, try_drafter
 
 pytestmark = pytest.mark.torch
 

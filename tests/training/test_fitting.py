@@ -110,9 +110,6 @@ def test_a_pair_that_never_differs_is_fitted_all_the_same() -> None:
     assert prior.confidence.rest > 0.1  # nothing was missed here, but something may be
 
 
-# The learned stop -----------------------------------------------------------------------------------------
-
-
 def test_what_the_promise_does_not_say_is_learned() -> None:
     """A draft that is seldom right after three right tokens in a row."""
     rng = np.random.default_rng(14)

@@ -13,16 +13,7 @@ from common.errors import UserError
 from forerun.cli import main
 from lab import demo_models
 from schemes.rules.trained_judge import FloatArray, Judge, features
-from training.judging import (
-    Mismatch,
-    Tokens,
-    doctests_pass,
-    fit,
-    last_line,
-    last_number,
-    logistic,
-    mine,
-)
+from training.judging import Mismatch, Tokens, doctests_pass, fit, last_line, last_number, logistic, mine
 
 # A pair with planted important tokens: the text is fillers and digits in turn, then the sum of the digits.
 # The draft always prefers the other filler, and at places 3 and 9 another digit.

@@ -14,13 +14,7 @@ from simulator.files import experiment_from
 from simulator.recordings import Recording, RecordingHeader, read_recording, write_recording
 from tests import wording
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyDrafter, TinyTarget, target_alone
-from training.record import (
-    BATCH,
-    WIDTHS,
-    recorded_text,
-    said_before,
-    write_texts,
-)
+from training.record import BATCH, WIDTHS, recorded_text, said_before, write_texts
 
 SAMPLING = SamplingParams(temperature=0.7, seed=5, max_tokens=20)
 EOS = 3

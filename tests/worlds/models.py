@@ -221,11 +221,7 @@ class TinyDrafter:
     """
 
     def __init__(
-        self,
-        blend: float = 0.5,
-        lie: bool = False,
-        mute_after: int | None = None,
-        knows_grammar: bool = True,
+        self, blend: float = 0.5, lie: bool = False, mute_after: int | None = None, knows_grammar: bool = True
     ) -> None:
         self.blend, self.lie, self.mute_after, self.knows_grammar = blend, lie, mute_after, knows_grammar
         self.rows_left = mute_after

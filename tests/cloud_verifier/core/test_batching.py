@@ -192,9 +192,6 @@ def test_reads_are_counted_by_tiles_of_rows(per: int, reads: int) -> None:
     assert yard.batcher.reads(StepPlan((item,))) == reads
 
 
-# A step that did not fit -------------------------------------------------------------------------------
-
-
 def test_steps_are_halved_until_they_fit_and_grow_again() -> None:
     relief = OomBackoff(300)
     assert (relief.left(500, 0), relief.left(200, 150), relief.active) == (300, 150, False)

@@ -168,9 +168,6 @@ def _act(memory: KvMemory, kind: str, lease: Lease, tokens: list[int], count: in
             memory.close(lease, tokens, keep=kind == "close")
 
 
-# Slots -------------------------------------------------------------------------------------------------
-
-
 def test_a_view_cannot_be_written() -> None:
     slots = SlotList(4)
     slots.extend(np.array([1, 2], np.int32))

@@ -120,8 +120,7 @@ def test_a_second_open_ends_its_stream_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
-    [Propose((2,), b""), Propose(seen_advance=1), chain(2), chain(10, anchor=0)],
+    "message", [Propose((2,), b""), Propose(seen_advance=1), chain(2), chain(10, anchor=0)]
 )
 @pytest.mark.parametrize("running", [False, True])
 def test_a_malformed_propose_ends_its_session_and_no_other_notices(message: Propose, running: bool) -> None:

@@ -30,9 +30,6 @@ def step(session: VerifySession, memory: KvMemory) -> list[int]:
     return session.apply(count(item), memory, now=1.0).tokens
 
 
-# Arriving nodes ---------------------------------------------------------------------------------------
-
-
 def test_both_ids_of_a_duplicate_name_one_node() -> None:
     session = make()
     session.receive(siblings(0, t2=-0.5), 0.0)
@@ -134,9 +131,6 @@ def test_the_last_position_asked_for_may_be_proposed_and_is_not_evaluated() -> N
     assert session.tree.counts.accepted == 3
 
 
-# Steps ------------------------------------------------------------------------------------------------
-
-
 def test_a_step_keeps_the_slots_of_the_text_and_frees_the_others() -> None:
     session, memory = leased(make())
     session.receive(Propose((5, 2, 6, 3), bytes(4), (0, 0, 2, 2), 0), 0.0)
@@ -190,9 +184,6 @@ def test_the_history_of_a_text_is_that_of_its_committed_tokens() -> None:
     assert lengths == [0, 0, 1, 2, 0, 4]
 
 
-# States -----------------------------------------------------------------------------------------------
-
-
 def test_an_illegal_move_is_our_own_fault_and_changes_nothing() -> None:
     session, memory = make(), KvMemory(20)
     with pytest.raises(LocalError, match="new"):
@@ -204,9 +195,6 @@ def test_an_illegal_move_is_our_own_fault_and_changes_nothing() -> None:
     with pytest.raises(LocalError, match="ended"):
         session.end()
     assert session.ended
-
-
-# Fill -------------------------------------------------------------------------------------------------
 
 
 def test_without_fill_a_session_waits_for_a_live_node() -> None:
@@ -245,6 +233,3 @@ def test_a_grant_that_comes_during_a_step_is_for_the_next() -> None:
     session.receive(Propose(), 0.5)
     session.apply(count(item), memory, 1.0)
     assert session.ready
-
-
-# Ends -------------------------------------------------------------------------------------------------

@@ -60,9 +60,6 @@ def test_texts_of_tenants_are_kept_apart_and_bounded() -> None:
     assert texts.of("a") is not first
 
 
-# Between tenants ---------------------------------------------------------------------------------------
-
-
 LENGTH = 20  # tokens of a prompt
 TEXT = 5
 

@@ -150,8 +150,6 @@ def test_a_session_that_ended_in_the_step_is_charged_too() -> None:
     assert sum(gap - STEP for gap in machine.gaps(PLAIN)) <= (SHARE + 0.03) * 5.0
 
 
-# A long prompt ----------------------------------------------------------------------------------------------
-
 GPU = (0.012, 2e-5, 2e-8, 16)  # an 8B model: weights once a step, a row's arithmetic, a slot's 128 KiB
 CPU = (0.004, 3e-4, 4e-8, 1)  # a small model on two cores: every row reads all of its context
 

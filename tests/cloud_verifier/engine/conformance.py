@@ -66,8 +66,6 @@ def _words(shapes: Iterable[LayerShape]) -> list[str]:
     return sorted(words)
 
 
-# --- tiny models --------------------------------------------------------------------------------------------
-
 SPREAD = 0.2
 """Of biases around 0 and norms around 1. transformers makes them 0 and 1, and a lost one would not show."""
 
@@ -100,8 +98,6 @@ def _silent() -> Iterator[None]:
     finally:
         hf_logging.set_verbosity(level)
 
-
-# --- the tables ---------------------------------------------------------------------------------------------
 
 BEGIN, END = "<!-- begin: written by tests/cloud_verifier/engine/conformance.py -->", "<!-- end -->"
 

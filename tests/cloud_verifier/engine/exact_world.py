@@ -53,13 +53,7 @@ class NotedExact(Noting, ExactEngine):
     """The deterministic engine, noted."""
 
 
-def noted(
-    model: TargetModel,
-    num_slots: int,
-    *,
-    exact: bool = True,
-    tile_rows: int = 32,
-) -> Noting:
+def noted(model: TargetModel, num_slots: int, *, exact: bool = True, tile_rows: int = 32) -> Noting:
     """An engine with notes of its own."""
     if exact:
         engine: Noting = NotedExact(model, num_slots, tile_rows=tile_rows)

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from cloud_verifier.core.engine_protocol import IntArray, StepPlan
 from cloud_verifier.core.kv_memory import SlotList
 from cloud_verifier.engine.attention.ancestor_mask import ancestor_mask
-from cloud_verifier.engine.packing import (
-    PrefixMarks,
-    StepLimits,
-    item_of,
-    pack,
-    path_rows,
-)
+from cloud_verifier.engine.packing import PrefixMarks, StepLimits, item_of, pack, path_rows
 from common.errors import LocalError
 from tests import wording
 

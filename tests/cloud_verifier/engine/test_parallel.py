@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_verifier.core.engine_protocol import StepItem
-from cloud_verifier.engine.parallel import (
-    decode_items,
-    encode_items,
-    join,
-)
+from cloud_verifier.engine.parallel import decode_items, encode_items, join
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from tests import wording

@@ -135,10 +135,7 @@ def test_weights_that_do_not_tell_their_values_are_compared_coarsely() -> None:
         probe(in_precision("llama", "bfloat16", leak))
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["jamba", "llama4_text"],
-)
+@pytest.mark.parametrize("family", ["jamba", "llama4_text"])
 def test_other_state_is_found_even_if_the_configuration_tells_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

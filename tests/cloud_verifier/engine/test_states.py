@@ -17,15 +17,7 @@ from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import CapacityError, UserError
 from common.messages import Open
 from tests import wording
-from tests.cloud_verifier.engine.serving import (
-    GREEDY,
-    PRINT,
-    PROMPTS,
-    Scenario,
-    Texts,
-    serve,
-    serve_by,
-)
+from tests.cloud_verifier.engine.serving import GREEDY, PRINT, PROMPTS, Scenario, Texts, serve, serve_by
 from tests.cloud_verifier.engine.tiny import Session, Slots, plain_greedy, target
 from tests.support.played import played
 

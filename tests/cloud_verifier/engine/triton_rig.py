@@ -34,11 +34,7 @@ def small_cuts() -> Cuts:
 
 
 def both(
-    step: PackedStep,
-    heads: tuple[int, int, int, int],
-    terms: AttentionTerms,
-    dtype: torch.dtype,
-    cuts: Cuts,
+    step: PackedStep, heads: tuple[int, int, int, int], terms: AttentionTerms, dtype: torch.dtype, cuts: Cuts
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's attention and, on the same numbers in float32, the definition's; each [T, Hq, Dv].
 

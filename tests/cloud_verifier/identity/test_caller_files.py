@@ -20,8 +20,6 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-# Quotas -----------------------------------------------------------------------------------------------------
-
 LIMITS = """
 [default]
 max_sessions = 8
@@ -86,8 +84,6 @@ def test_a_mistake_in_limits_changes_nothing_while_it_runs(tmp_path: Path) -> No
     assert limits.value.default == Quota(max_sessions=222)
 
 
-# Denied callers ---------------------------------------------------------------------------------------------
-
 DEVICE = "spiffe://example.org/tenant/acme/device/d1"
 DENIED = f"""\
 # who left
@@ -138,15 +134,7 @@ def test_nobody_else_is(who: Who, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "tenant acme",
-        "tenant acme globex\n",
-        "\n\nserials 1\n",
-        "serial xyz\n",
-        "serial\n",
-        "\xff\n",
-    ],
+    "text", ["tenant acme", "tenant acme globex\n", "\n\nserials 1\n", "serial xyz\n", "serial\n", "\xff\n"]
 )
 def test_a_line_that_could_be_the_one_that_counts_is_not_skipped(text: str, tmp_path: Path) -> None:
     with wording.raises(UserError):

@@ -111,9 +111,6 @@ async def test_a_defect_is_answered_without_its_insides(caplog: pytest.LogCaptur
     assert "an inside" in caplog.text
 
 
-# Probes -----------------------------------------------------------------------------------------------------
-
-
 async def probes(server: HttpServer) -> tuple[int, int]:
     """The status of /livez and of /readyz."""
     return (await get(server.port, "/livez")).status, (await get(server.port, "/readyz")).status
@@ -161,9 +158,6 @@ async def test_liveness_answers_while_the_engine_is_in_a_step() -> None:
         await writing
 
 
-# Live sessions ----------------------------------------------------------------------------------------------
-
-
 async def test_live_sessions_tell_what_every_session_did() -> None:
     async with running(make()) as worker:
         await whole(worker, ask(max_tokens=6), "a")
@@ -208,18 +202,13 @@ async def test_live_sessions_are_not_for_other_machines(monkeypatch: pytest.Monk
     """This machine has no second address that a test could rely on, so another is made of the first."""
     environ = http_server._Handler.get_environ
     monkeypatch.setattr(
-        http_server._Handler,
-        "get_environ",
-        lambda handler: {**environ(handler), "REMOTE_ADDR": "10.0.0.1"},
+        http_server._Handler, "get_environ", lambda handler: {**environ(handler), "REMOTE_ADDR": "10.0.0.1"}
     )
     async with serving() as server:
         answer = await get(server.port, "/sessions", Host="localhost")
         assert (await get(server.port, "/readyz")).status == 200
     assert answer.status == 403
     assert "acme" not in answer.body
-
-
-# Slow and hostile clients -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", [b"GET /", b"\x16\x03\x01\r\n\r\n", b"\xff" * 70_000])

@@ -49,8 +49,7 @@ def allowed_after(matcher: Matcher, *path: int) -> list[int] | None:
 
 
 @given(
-    st.sampled_from(GRAMMARS),
-    st.lists(st.lists(st.integers(0, v.WIDTH), max_size=6), min_size=2, max_size=8),
+    st.sampled_from(GRAMMARS), st.lists(st.lists(st.integers(0, v.WIDTH), max_size=6), min_size=2, max_size=8)
 )
 def test_a_mask_does_not_depend_on_the_paths_asked_before(grammar: str, paths: list[list[int]]) -> None:
     matcher = shared().matcher(grammar)

@@ -41,9 +41,6 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.name != "CACHEDIR.TAG"]
 
 
-# A file of this machine -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "d.gguf"
@@ -77,9 +74,6 @@ def test_names_of_local_and_remote_files_are_distinguished() -> None:
     assert is_gguf("https://h/f.GGUF?download=true")
     assert is_gguf(f"hf://{REPOSITORY}@v1/f.gguf")
     assert not is_gguf("https://h/model?name=f.gguf")
-
-
-# The hub --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -140,9 +134,6 @@ def test_offline_only_a_kept_file_is_used(hub: Hub, monkeypatch: pytest.MonkeyPa
 def test_a_name_without_a_file_is_refused(name: str) -> None:
     with pytest.raises(UserError):
         find_model(name)
-
-
-# Any other server -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

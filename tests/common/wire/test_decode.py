@@ -68,8 +68,7 @@ def test_open_is_bounded(field: str, allowed: object, refused: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "limit"),
-    [("prompt", bounds.MAX_PROMPT_TOKENS), ("committed", bounds.MAX_COMMITTED_TOKENS)],
+    ("field", "limit"), [("prompt", bounds.MAX_PROMPT_TOKENS), ("committed", bounds.MAX_COMMITTED_TOKENS)]
 )
 def test_a_million_tokens_are_taken_and_one_more_is_not(field: str, limit: int) -> None:
     assert len(getattr(take_open(**{field: [5] * limit}), field)) == limit
@@ -119,12 +118,7 @@ PROPOSE_CASES = [
 
 
 @pytest.mark.parametrize(
-    "refused",
-    [
-        drafts([9, 0], HALVES),
-        drafts([9, 1], bytes([127, 126])),
-        drafts([9, 1], bytes([255, 0])),
-    ],
+    "refused", [drafts([9, 0], HALVES), drafts([9, 1], bytes([127, 126])), drafts([9, 1], bytes([255, 0]))]
 )
 def test_a_distribution_is_one(refused: dict[str, object]) -> None:
     with wording.raises(PeerError):

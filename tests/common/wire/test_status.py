@@ -19,14 +19,7 @@ from common.errors import (
 )
 from common.pb import verifier_pb2 as pb
 from common.wire.grpc_options import channel_options, server_options
-from common.wire.status import (
-    DETAIL_KEY,
-    MAX_MESSAGE_CHARS,
-    Status,
-    fault_word,
-    to_error,
-    to_status,
-)
+from common.wire.status import DETAIL_KEY, MAX_MESSAGE_CHARS, Status, fault_word, to_error, to_status
 from tests.support.details import to_detail
 
 AT_THE_EDGE: dict[type[ForerunError], type[ForerunError]] = {

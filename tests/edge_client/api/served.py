@@ -85,11 +85,7 @@ async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
                 through=through,
                 endpoints=Endless,
                 status=STATUS,
-                more=lambda texts: (
-                    *page_routes(),
-                    *tree_routes(texts),
-                    *sliders[0].routes,
-                ),
+                more=lambda texts: (*page_routes(), *tree_routes(texts), *sliders[0].routes),
             )
         )
         engine = it.world.system.worker._engine  # `running` made it, and tells of the worker only

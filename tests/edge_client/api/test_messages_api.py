@@ -88,9 +88,6 @@ async def test_an_error_of_a_text_is_anthropics_too(stream: bool) -> None:
     assert halted.status_code == (200 if stream else 503)
 
 
-# Streams ----------------------------------------------------------------------------------------------------
-
-
 async def test_a_silent_stream_is_kept_alive_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claude Code gives a stream up that is silent for too long, and counts events only."""
     monkeypatch.setattr("edge_client.api.text_streams.KEEP_ALIVE_TIME", 0.001)

@@ -13,15 +13,7 @@ from edge_client.formats.message import ArgumentsAdded, CallBegun, MessagePart
 from edge_client.formats.ollama import OllamaChat
 from edge_client.formats.parsed_request import ChatPrompt
 from tests.edge_client.api.world import Filling, World, alone, world
-from tests.edge_client.formats.test_dialects import (
-    ENDED,
-    USAGE,
-    message_of,
-    ollama,
-    said,
-    streamed,
-    thought,
-)
+from tests.edge_client.formats.test_dialects import ENDED, USAGE, message_of, ollama, said, streamed, thought
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

@@ -68,8 +68,7 @@ async def test_response_metrics_and_log_tell_the_same_numbers(caplog: pytest.Log
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
-    [("/srv/models/tiny", "tiny"), ("../tiny/", "tiny"), ("org/tiny", "org/tiny")],
+    ("told", "shown"), [("/srv/models/tiny", "tiny"), ("../tiny/", "tiny"), ("org/tiny", "org/tiny")]
 )
 async def test_a_models_id_holds_no_path_and_what_was_good_before_stays_good(told: str, shown: str) -> None:
     async with world() as found:

@@ -63,9 +63,6 @@ async def test_a_stream_that_is_removed_keeps_no_response(tmp_path: Path) -> Non
         assert not filled(tmp_path / "responses")
 
 
-# The store itself -----------------------------------------------------------------------------------------
-
-
 class Wall:
     now = 1000.0
 

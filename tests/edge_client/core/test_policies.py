@@ -19,12 +19,7 @@ from edge_client.core.policies import (
     TokenCandidate,
     make_policy,
 )
-from edge_client.core.policies.base import (
-    can_expand,
-    expandable,
-    sort_likeliest_first,
-    unsent,
-)
+from edge_client.core.policies.base import can_expand, expandable, sort_likeliest_first, unsent
 from schemes.policies.chain import ChainPolicy
 from schemes.policies.rounds import likeliest_first
 from schemes.policies.tree import TreePolicy
@@ -65,9 +60,6 @@ def commit(view: GrowthView, token: int) -> None:
     view.num_sent = sum(1 for node in view.tree.speculative() if node.wire_id)
 
 
-# By name ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", ["sync:7", "sync:block=7", "sync: block = 7,"])
 def test_a_synchronous_block_is_named_with_its_length(text: str) -> None:
     policy = make_policy(text)
@@ -104,9 +96,6 @@ def test_a_setting_that_is_not_understood_is_the_users_to_change(text: str) -> N
         make_policy(text)
 
 
-# Sync -------------------------------------------------------------------------------------------------
-
-
 def test_sync_drafts_a_block_one_by_one_sends_it_whole_and_waits() -> None:
     view, policy = make_view(), SyncPolicy(3)
     for number in range(3):
@@ -140,9 +129,6 @@ def test_a_block_ends_where_the_text_or_the_credit_ends(last: int, credit: int, 
     assert all(node.position <= last for node in view.tree.live.values())
 
 
-# Chain ------------------------------------------------------------------------------------------------
-
-
 def test_a_chain_grows_while_verdicts_travel_up_to_its_depth() -> None:
     view, policy = make_view(), ChainPolicy(cut=1e-6, max_depth=5)
     for _ in range(5):
@@ -164,9 +150,6 @@ def test_a_chain_stops_where_its_path_is_less_likely_than_the_cut() -> None:
     assert len(draft(policy, view)) == 1, "seen from the new tip it is likelier"
 
 
-# Tree -------------------------------------------------------------------------------------------------
-
-
 def test_a_tree_drafts_the_likeliest_nodes_first() -> None:
     view, policy = make_view(credit=1000), TreePolicy(width=2, max_children=3, cut=0.01)
     assert draft(policy, view) == [1]  # children 2, 3, 4 at 0.6, 0.2, 0.1
@@ -183,8 +166,6 @@ def test_a_tree_has_no_more_children_than_set_and_none_below_the_cut() -> None:
     below = view.tree.grow(view.tree.tip, 1, math.log(0.6))
     assert [c.token for c in strict.branch(view, below, CANDIDATES)] == [1]
 
-
-# All --------------------------------------------------------------------------------------------------
 
 policies = st.sampled_from(
     [
@@ -221,9 +202,6 @@ def test_parents_go_first_and_the_credit_and_the_end_of_the_text_are_kept(
             commit(view, token)
         view.credit = credit
         assert all(node.position <= view.last_position for node in view.tree.live.values())
-
-
-# What policies look at ------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from((0.0, -0.5, -1.0))), max_size=30))

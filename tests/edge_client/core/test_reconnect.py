@@ -99,9 +99,6 @@ def test_it_gives_up_after_so_many_and_without_a_limit_never(most: int | None) -
     assert not own.can_help(PeerError("a rule was broken"))
 
 
-# Silence: when a session asks whether its verifier is there; only no answer is a loss -------------------
-
-
 def opened(policy: GrowthPolicy | None = None) -> EdgeSession:
     """Open since 1.0 over a link of a tenth of a second; its effects taken."""
     config = SessionConfig((7, 8), SamplingParams(max_tokens=400), b"", patience=None)

@@ -182,9 +182,6 @@ def test_the_turns_of_a_chat_have_one_key_and_other_beginnings_and_devices_have_
     assert all(len(each) == 32 for each in others)
 
 
-# How often a verifier is asked whether it is there -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("failures", "idle", "seconds"),
     [

@@ -164,9 +164,6 @@ def test_the_log_warns_once_of_texts_that_do_not_fit(model: Path, caplog: pytest
     assert "--context" in warned[0].getMessage()
 
 
-# Accelerators ---------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Device:
     kind: int  # ggml_backend_dev_type

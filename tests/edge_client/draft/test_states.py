@@ -124,10 +124,7 @@ def test_a_failed_batch_that_moved_the_trunk_is_noticed(
     ids=["again", "other text", "edited"],
 )
 def test_another_text_begins_near_the_end_of_the_same_prompt(
-    drafter: MemberDrafter,
-    oracle: MemberDrafter,
-    text: Callable[[list[int]], list[int]],
-    num_read: int,
+    drafter: MemberDrafter, oracle: MemberDrafter, text: Callable[[list[int]], list[int]], num_read: int
 ) -> None:
     prompt = list(range(100))
     world = TreeWorld(drafter, Random(5))

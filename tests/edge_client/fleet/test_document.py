@@ -26,9 +26,6 @@ def trusting(message: bytes, signature: bytes) -> bool:
     return True
 
 
-# reports ----------------------------------------------------------------------------------------------------
-
-
 def test_a_report_is_read_as_it_was_written() -> None:
     payload = report({"draft": "llama-3.2:1b", "mode": ""}, {"tokens": 7, "rtt_ms": 0.5, "ttft_ms": None})
     assert read_report(payload) == ({"draft": "llama-3.2:1b"}, {"tokens": 7, "rtt_ms": 0.5})
@@ -64,9 +61,6 @@ def test_whatever_the_bytes_are_a_payload_error_is_raised(payload: bytes) -> Non
     for read in (read_report, lambda each: unseal(each, trusting)):
         with pytest.raises(PayloadError):
             read(payload)
-
-
-# the document -----------------------------------------------------------------------------------------------
 
 
 def test_what_was_signed_is_what_is_read() -> None:

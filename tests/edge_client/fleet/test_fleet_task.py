@@ -41,9 +41,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(tmp_path, running)
 
 
-# what it reports -------------------------------------------------------------------------------------
-
-
 async def test_a_device_is_born_changes_and_says_goodbye_when_it_stops(world: World) -> None:
     from tests.edge_client.fleet.world import STATUS
 
@@ -107,9 +104,6 @@ async def test_figures_have_their_beat(world: World) -> None:
     assert [each["tokens"] for each in operator.presences[:3]] == [7, 7, 7]
 
 
-# the document -----------------------------------------------------------------------------------------------
-
-
 async def test_a_signed_document_is_applied_reported_and_kept_over_a_restart(world: World) -> None:
     from tests.edge_client.fleet.world import STATUS
 
@@ -139,9 +133,6 @@ def test_a_key_that_cannot_be_read_is_refused(world: World, key: str) -> None:
     daemon: Any = Daemon()
     with pytest.raises(UserError):
         Fleet(replace(world.settings, public_key=str(world.folder / key)), world.folder, daemon)
-
-
-# brokers ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_broker_that_dies_and_comes_back_finds_its_device_again(world: World) -> None:

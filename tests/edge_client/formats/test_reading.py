@@ -72,6 +72,3 @@ async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_b
     for text, fits in (("hm</think>\n\n{", True), ("hm</think>\n\nhm", False)):
         path = np.array(letters.read(text), np.int32)
         assert (matcher.allowed(path) is not None) == fits
-
-
-# Templates --------------------------------------------------------------------------------------------------

@@ -25,11 +25,7 @@ from tests.edge_client.formats.call_templates import REAL, Family, family, needs
 from tests.edge_client.formats.test_reader import calls_of, read
 from tests.edge_client.formats.written_messages import Json
 
-pytestmark = [
-    pytest.mark.api,
-    pytest.mark.slow,
-    needs_templates,
-]
+pytestmark = [pytest.mark.api, pytest.mark.slow, needs_templates]
 
 ENDS = re.compile(
     r"(?:<\|(?:im_end|eot_id|return|call|end)\|>|</s>|<turn\|>|<\|tool_response>"
@@ -151,9 +147,6 @@ def begins(form: MessageForm) -> str:
     found = read(form, "Hm.")
     assert (found.text + found.thought, found.calls) == ("Hm.", [])
     return "thought" if found.thought else "content"
-
-
-# Messages ---------------------------------------------------------------------------------------------------
 
 
 def test_a_message_of_a_real_template_is_read_back(target: Target) -> None:

@@ -195,9 +195,6 @@ SAMPLES = {
 }
 
 
-# What transformers reads ------------------------------------------------------------------------------------
-
-
 def response_template(form: MessageForm) -> Json:
     """The marks as a `response_template` of transformers 5.23, which takes no white space away by itself."""
     marks = marks_of(form)

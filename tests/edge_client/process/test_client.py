@@ -142,10 +142,7 @@ def test_a_refusal_is_an_error_with_the_daemons_words(
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "x"}', b'{"error": {"message": 1}}'])
 def test_a_refusal_without_words_is_told_by_its_status(body: bytes) -> None:
-    with (
-        serving(lambda request: request.reply(400, body)) as address,
-        wording.raises(UserError),
-    ):
+    with serving(lambda request: request.reply(400, body)) as address, wording.raises(UserError):
         LocalClient(address).get("/")
 
 

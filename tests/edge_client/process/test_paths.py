@@ -61,9 +61,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
         make_private(tmp_path / "file" / "state")
 
 
-# The API's token is random, private, and made once ---------------------------------------------------
-
-
 def test_a_token_is_made_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     token = ensure_token(path)

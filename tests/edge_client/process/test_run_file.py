@@ -73,13 +73,7 @@ def test_a_second_daemon_is_refused_while_the_first_runs(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"pid": 1}',
-        json.dumps({**dataclasses.asdict(DaemonRecord(0, "a", 1.0, "b", "c"))}),
-    ],
+    "text", ["", "[]", '{"pid": 1}', json.dumps({**dataclasses.asdict(DaemonRecord(0, "a", 1.0, "b", "c"))})]
 )
 def test_what_is_no_record_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "edge.pid").write_text(text)
@@ -91,8 +85,6 @@ def test_a_record_of_a_newer_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "edge.pid").write_text(json.dumps({**dataclasses.asdict(own()), "more": 1}))
     assert daemon_file.read(tmp_path / "edge.pid") == own()
 
-
-# Stopping ends the recorded process and no other ------------------------------------------------------
 
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); input()"
 GENTLE = "print('up', flush=True); input()"

@@ -103,8 +103,6 @@ def test_a_stream_that_cannot_begin_on_disk_leaves_no_older_one_of_its_name(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-# In memory --------------------------------------------------------------------------------------------------
-
 FRAMES = [b"id: 1\ndata: a\n\n", b"id: 2\ndata: bb\n\n", b"id: 3\ndata: ccc\n\n"]
 
 

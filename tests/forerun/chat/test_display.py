@@ -58,8 +58,7 @@ def test_a_pipe_gets_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("origin", "expected"),
-    [(True, "\x1b[32ma\x1b[0mb\x1b[33mc\x1b[0m\n"), (False, "ab\x1b[33mc\x1b[0m\n")],
+    ("origin", "expected"), [(True, "\x1b[32ma\x1b[0mb\x1b[33mc\x1b[0m\n"), (False, "ab\x1b[33mc\x1b[0m\n")]
 )
 def test_colours_tell_who_wrote(origin: bool, expected: str) -> None:
     """Text that no target has seen is marked in any case."""

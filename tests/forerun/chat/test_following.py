@@ -145,9 +145,6 @@ async def test_an_answer_that_is_stopped_ends_at_the_daemon() -> None:
         parts.close()  # type: ignore[attr-defined]  # a generator
 
 
-# Chunks ----------------------------------------------------------------------------------------------------
-
-
 def chunk(ours: Any = None, **choice: Any) -> list[TextEvent]:
     return list(read_events({"choices": [choice], **({} if ours is None else {"forerun": ours})}))
 

@@ -27,9 +27,6 @@ LONG = next(seed for seed in range(1000) if len(alone("a", seed=seed, temperatur
 """A seed with which the tiny target has much to say."""
 
 
-# Messages ---------------------------------------------------------------------------------------------------
-
-
 def read(*lines: str | type[BaseException]) -> tuple[list[str], list[str]]:
     """All messages, and the prompts that were shown."""
     left = iter((*lines, EOFError))
@@ -76,9 +73,6 @@ def test_what_was_not_given_is_the_daemons_own_and_each_seed_another() -> None:
     assert all(0 <= body["seed"] < MAX_SEED for body in bodies)
 
 
-# Commands ---------------------------------------------------------------------------------------------------
-
-
 def said(capsys: pytest.CaptureFixture[str], chat: TerminalChat, message: str) -> str:
     chat.take(message)
     return capsys.readouterr().err
@@ -112,8 +106,6 @@ def test_a_conversation_is_saved_but_over_no_other_file(
         with wording.raises(UserError):
             chat.take(f"/save{name}")
 
-
-# With a daemon ----------------------------------------------------------------------------------------------
 
 GREEDY = ("--temperature", "0", "--max-tokens", "20")
 

@@ -80,13 +80,7 @@ async def test_two_processes_write_what_one_writes_and_end_together() -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["--quantize", "int8"],
-    ],
-)
+@pytest.mark.parametrize("words", [[], ["--quantize", "int8"]])
 def test_what_cannot_be_is_told_before_anything_is_loaded(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,14 +8,7 @@ import pytest
 
 from forerun.doctor.device import Level
 from forerun.doctor.draft import MeasuredPair
-from forerun.doctor.examine import (
-    WORTH_IT,
-    SpeedOutlook,
-    check_outlook,
-    in_words,
-    look_ahead,
-    row_share,
-)
+from forerun.doctor.examine import WORTH_IT, SpeedOutlook, check_outlook, in_words, look_ahead, row_share
 from tests import wording
 
 GOOD = MeasuredPair(rtt=0.02, step_time=0.03, draft_time=0.005, acceptance=0.8)

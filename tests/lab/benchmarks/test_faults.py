@@ -38,9 +38,6 @@ def read(data: bytes, size: int = 7) -> Reading:
     return reading
 
 
-# Readings -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_right_stream_is_right_however_it_is_cut(size: int) -> None:
     reading = read(WHOLE, size)
@@ -84,9 +81,6 @@ def test_rounding_may_change_a_text_of_other_verifiers_but_not_one_that_was_show
     assert not compare(read(WHOLE), WHOLE, other, exact=False)
     with pytest.raises(Violation, match="another stream"):
         compare(read(WHOLE), WHOLE[:-1], other, exact=False)
-
-
-# The run --------------------------------------------------------------------------------------------------
 
 
 class TinyStage:

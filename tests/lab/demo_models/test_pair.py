@@ -19,9 +19,6 @@ MAX_DIFFERENCE = 1e-4
 this pair; the bound leaves room for other vector widths."""
 
 
-# The GGUF file -------------------------------------------------------------------------------------------
-
-
 def prompt_tokens() -> list[int]:
     from lab.demo_models.tokenizer import load_tokenizer
 
@@ -95,9 +92,6 @@ def test_exporting_the_shipped_draft_again_changes_no_byte(tmp_path: Path) -> No
     again = tmp_path / "again.gguf"
     write_gguf(read_gguf(DRAFT_GGUF), TARGET_DIR / "tokenizer.json", again, quantised=True)
     assert again.read_bytes() == DRAFT_GGUF.read_bytes()
-
-
-# The figures ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.torch

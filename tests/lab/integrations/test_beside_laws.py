@@ -65,9 +65,6 @@ def paths(drafts: DraftTree) -> dict[tuple[int, ...], float]:
     return dict(zip(found, drafts.chances, strict=True))
 
 
-# Booking ------------------------------------------------------------------------------------------------
-
-
 @given(st.data())
 def test_the_text_is_the_engines_whatever_is_proposed_and_however_it_comes(data: st.DataObject) -> None:
     most = data.draw(st.integers(1, 20))
@@ -124,9 +121,6 @@ def test_a_commit_says_whose_token_each_was_and_how_long_it_took() -> None:
     assert (first.tokens, first.server_made, first.guessed) == ((4, 6, 5), 0b110, 0b010)
     assert (first.echo, first.hold_us, first.compute_us, first.evaluated) == (1, 400_000, 500_000, 3)
     assert (second.compute_us, second.queue_us, second.echo) == (250_000, 0, 0)
-
-
-# Drafts ----------------------------------------------------------------------------------------------------
 
 
 @given(TREES, st.lists(TOKENS, max_size=4))
@@ -227,9 +221,6 @@ def test_an_engine_writes_the_same_text_with_any_drafts_however_late(
             mailbox.keep([KEY.encode() + DraftTree.of(tree).encode()])
         text += engine.step(name_of(KEY), text, {})
     assert text[: len(alone)] == alone
-
-
-# The mailbox --------------------------------------------------------------------------------------------
 
 
 def test_the_newest_drafts_of_each_session_count(tmp_path: Path) -> None:

@@ -85,9 +85,6 @@ class WatchedPolicy:
         return nodes
 
 
-# All of them --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", offered())
 @pytest.mark.parametrize(
     "world",
@@ -159,9 +156,6 @@ def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
         make_policy(text)
 
 
-# Synchronous --------------------------------------------------------------------------------------------
-
-
 def test_the_delay_optimal_block_grows_with_the_delay_and_ever_slower() -> None:
     blocks = [delay_optimal_block(view_at(rtt, 0.8)) for rtt in (0.0, 0.1, 0.2, 0.4, 0.8)]
     assert blocks == sorted(blocks)
@@ -207,9 +201,6 @@ def test_pacer_follows_its_scorer() -> None:
     assert always.stats.proposed / always.stats.proposes > 6.0
 
 
-# Chains that do not wait --------------------------------------------------------------------------------
-
-
 def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
     policy, ahead = PicoSpecPolicy(), list[int]()
 
@@ -220,9 +211,6 @@ def test_picospec_drafts_as_far_ahead_as_a_verdict_takes() -> None:
     run(PERFECT, lambda: WatchedPolicy(policy, see))
     assert max(ahead) == pytest.approx((0.1 + 0.03) / 0.005, abs=1)
     assert policy.window(view_at(0.1, 0.8)) == 25  # 130 ms by 5.3 ms, the estimates at first
-
-
-# Trees and caches ---------------------------------------------------------------------------------------
 
 
 def test_the_fan_out_is_geometric_with_a_raised_end() -> None:

@@ -27,14 +27,7 @@ from schemes.drafters.eagle3 import Eagle3Head
 from schemes.drafters.heads import RecurrentHead
 from tests import wording
 from tests.cloud_verifier.engine.tiny import SHAPE, from_config
-from tests.schemes.drafters.rig import (
-    SAMPLINGS,
-    engine_of,
-    guess,
-    guess_item,
-    plainly,
-    read,
-)
+from tests.schemes.drafters.rig import SAMPLINGS, engine_of, guess, guess_item, plainly, read
 
 pytestmark = pytest.mark.torch
 

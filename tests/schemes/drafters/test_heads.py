@@ -28,16 +28,7 @@ from schemes.drafters.heads import (
 )
 from tests import wording
 from tests.cloud_verifier.engine.tiny import target
-from tests.schemes.drafters.rig import (
-    DEPTH,
-    SAMPLINGS,
-    draft_of,
-    engine_of,
-    guess,
-    guess_item,
-    plainly,
-    read,
-)
+from tests.schemes.drafters.rig import DEPTH, SAMPLINGS, draft_of, engine_of, guess, guess_item, plainly, read
 
 pytestmark = pytest.mark.torch
 

@@ -40,10 +40,7 @@ def test_an_index_is_made_and_updated(tmp_path: Path, capsys: pytest.CaptureFixt
     assert updated["tokens"] > made["tokens"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [("--name", "x"), ("no/such/folder",), (".", "--name", "a/b"), ()],
-)
+@pytest.mark.parametrize("arguments", [("--name", "x"), ("no/such/folder",), (".", "--name", "a/b"), ()])
 def test_what_cannot_be_done_is_refused(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,13 +14,7 @@ from common import noise
 from common.choice import History, rank
 from common.errors import LocalError
 from common.sampling import SamplingParams
-from schemes.drafters.ranking import (
-    gumbel,
-    noise_bits,
-    noise_keys,
-    rank_on_device,
-    rank_rows,
-)
+from schemes.drafters.ranking import gumbel, noise_bits, noise_keys, rank_on_device, rank_rows
 from tests import wording
 
 pytestmark = pytest.mark.torch

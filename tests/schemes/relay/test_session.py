@@ -8,14 +8,7 @@ import pytest
 
 from common.acceptance import make_acceptance
 from common.errors import PeerError, UserError
-from common.messages import (
-    Commit,
-    Hint,
-    Open,
-    Opened,
-    Propose,
-    ServerMessage,
-)
+from common.messages import Commit, Hint, Open, Opened, Propose, ServerMessage
 from common.sampling import SamplingParams
 from edge_client.core.effects import Effect, Expansion, Send
 from schemes.policies.tree import TreePolicy

@@ -67,8 +67,6 @@ def test_live_drafts_are_sent_again_on_a_new_stream_as_they_were_drawn() -> None
     assert (again.tokens[:2], again.drafts[:2]) == (first.tokens, first.drafts)
 
 
-# What travels ---------------------------------------------------------------------------------------
-
 HALVES, CERTAIN = Draft((1, 4), (128, 128)), Draft((2,), (256,))
 
 

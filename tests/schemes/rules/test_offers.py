@@ -119,16 +119,10 @@ def test_what_was_told_of_nodes_that_are_gone_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("message", "code"),
     [
-        (
-            siblings(5, draft=HALVES),
-            Code.INVALID_ARGUMENT,
-        ),
+        (siblings(5, draft=HALVES), Code.INVALID_ARGUMENT),
         (siblings(2, 5, draft=HALVES), Code.INVALID_ARGUMENT),
         (siblings(2, draft=Draft((2, VOCAB), (128, 128))), Code.OUT_OF_RANGE),
-        (
-            Propose((2,), b"\0", (0,), 0, drafts=(HALVES, None)),
-            Code.INVALID_ARGUMENT,
-        ),
+        (Propose((2,), b"\0", (0,), 0, drafts=(HALVES, None)), Code.INVALID_ARGUMENT),
     ],
 )
 def test_what_cannot_have_been_drawn_ends_the_stream(message: Propose, code: Code) -> None:

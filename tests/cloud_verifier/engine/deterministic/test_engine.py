@@ -111,11 +111,7 @@ def evaluate_some(engine: Noting) -> Notes:
 
 @pytest.mark.parametrize(
     ("family", "dtype", "tile_rows"),
-    [
-        ("gemma2", torch.float32, 32),
-        ("gpt_oss", torch.float32, 5),
-        ("llama", torch.bfloat16, 32),
-    ],
+    [("gemma2", torch.float32, 32), ("gpt_oss", torch.float32, 5), ("llama", torch.bfloat16, 32)],
 )
 def test_windows_caps_sinks_experts_half_precision_and_any_tile_keep_their_bits(
     family: str, dtype: torch.dtype, tile_rows: int

@@ -103,9 +103,6 @@ def test_a_trial_that_cannot_be_started_is_a_warning_before_a_session_asks(
     assert "no process can be started" in caplog.text
 
 
-# The demo target ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def demo() -> TargetModel:
     from cloud_verifier.engine.model.transformers_adapter import load_target

@@ -86,9 +86,6 @@ def test_under_another_rule_they_are_those_of_what_it_decided() -> None:
     np.testing.assert_allclose(found.choices, exact[range(4), result.choices[0]], atol=1e-4)
 
 
-# Through the real service -------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def engine() -> TorchEngine:
     model = load_target(str(TARGET), dtype="float32")
