@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from simulator.experiment import Pool, SchemeOutcome, run_experiments
-from simulator.figures import Figures
+from simulator.figures import Figures, as_json
 from simulator.files import Experiment
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 from simulator.world import World
@@ -136,3 +137,15 @@ def _run(
 ) -> list[list[SchemeOutcome]]:
     experiments = [Experiment(world, repeats, tuple(schemes)) for world in worlds]
     return list(run_experiments(experiments, pool))
+
+
+def advice_json(world: World, advice: Advice) -> dict[str, Any]:
+    """Return the advice and the figures behind it."""
+    return {
+        "acceptance": round(world.draft.mean, 4),
+        "best": advice.best,
+        "break_even_rtt_ms": None if advice.break_even_rtt is None else round(advice.break_even_rtt * 1e3, 1),
+        "pays_at_any_rtt": advice.is_beyond,
+        "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
+        "schemes": {mode: as_json(figures) for mode, figures in advice.figures.items()},
+    }

@@ -28,7 +28,7 @@ from simulator.experiment import (
 from simulator.figures import KINDS, PERCENTS, Figures, Measures
 from simulator.files import Experiment
 from simulator.profiles import profile
-from simulator.tables import SCHEME, TEXTS, Key, Row, Table, Value, read_rows
+from simulator.tables import SCHEME, TEXTS, Key, Row, Table, Value, axes_of, read_rows
 from simulator.world import World
 
 RESULTS, LATENCIES, MANIFEST = "results.csv", "latencies.csv", "manifest.json"
@@ -316,3 +316,14 @@ def panels(rows: Sequence[Row], *axes: str) -> Iterator[tuple[Key, list[Row]]]:
     for row in rows:
         groups.setdefault(tuple(row[axis] for axis in axes), []).append(row)
     yield from groups.items()
+
+
+def rows_at(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+    """Return the rows at the `wanted` values, or all if it is empty. Raise `UserError`."""
+    kept = list(rows)
+    for axis, values in map(axis_values, wanted):
+        known = axes_of(rows[0].keys()) if rows else [axis]
+        if axis not in known:
+            raise UserError(f"--at {axis}: the sweep did not vary it; it varied {', '.join(known)}")
+        kept = [row for row in kept if row[axis] in values]
+    return kept

@@ -76,12 +76,7 @@ class Arrivals:
         self._max_live = max_live
         self._places: dict[int, Place] = {}  # wire id -> where it went, in order of ids
         self._next_wire_id = 1
-        self._seen = tree.tip_position
-
-    @property
-    def seen(self) -> int:
-        """The position of the last committed token that the edge has seen."""
-        return self._seen
+        self.seen = tree.tip_position  # position of the last committed token that the edge has seen
 
     @property
     def num_live(self) -> int:
@@ -97,7 +92,7 @@ class Arrivals:
         """Attach the nodes of one Propose. Raises `PeerError` for a message that breaks the protocol."""
         self._check_shape(message)
         self._forget_seen(message.seen_advance)
-        self.lag = self._tree.tip_position - self._seen
+        self.lag = self._tree.tip_position - self.seen
         count = len(message.tokens)
         chain = (1 if message.anchor is None else 0, *(1,) * (count - 1))[:count]  # each below the one before
         deltas, drafts = message.parent_deltas or chain, message.drafts or (None,) * count
@@ -111,7 +106,7 @@ class Arrivals:
         for name, told in (("parent deltas", message.parent_deltas), ("distributions", message.drafts)):
             if told and len(told) != count:
                 raise PeerError(f"a Propose of {count} nodes has {len(told)} entries for {name}")
-        if self._seen + message.seen_advance > self._tree.tip_position or message.seen_advance < 0:
+        if self.seen + message.seen_advance > self._tree.tip_position or message.seen_advance < 0:
             raise PeerError(
                 f"seen_advance {message.seen_advance} claims tokens beyond the committed position "
                 f"{self._tree.tip_position}",
@@ -150,30 +145,27 @@ class Arrivals:
 
     def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:
-            return Committed(self._checked_anchor(anchor, wire_id))
+            if anchor is None:
+                raise PeerError(f"node {wire_id} hangs at the anchor, but the message has none")
+            low, high = self._first_anchor, self._tree.tip_position
+            if not low <= anchor <= high:
+                raise PeerError(
+                    f"anchor {anchor} is not a committed position between {low} and {high}", Code.OUT_OF_RANGE
+                )
+            return Committed(anchor)
         if not 1 <= delta < wire_id:
             raise PeerError(f"node {wire_id} names a parent {delta} ids earlier, which does not exist")
         return self._places.get(wire_id - delta, DEAD)
-
-    def _checked_anchor(self, anchor: int | None, wire_id: int) -> int:
-        if anchor is None:
-            raise PeerError(f"node {wire_id} hangs at the anchor, but the message has none")
-        low, high = self._first_anchor, self._tree.tip_position
-        if not low <= anchor <= high:
-            raise PeerError(
-                f"anchor {anchor} is not a committed position between {low} and {high}", Code.OUT_OF_RANGE
-            )
-        return anchor
 
     def _forget_seen(self, advance: int) -> None:
         """Drop ids that the edge will not name again: it knows that they are committed or dead."""
         if not advance:
             return  # earlier calls have dropped all that could be dropped
-        self._seen += advance
+        self.seen += advance
         while self._places:
             wire_id, place = next(iter(self._places.items()))
-            if isinstance(place, Node) and (place.id in self._tree.live or place.position > self._seen):
+            if isinstance(place, Node) and (place.id in self._tree.live or place.position > self.seen):
                 break
-            if isinstance(place, Committed) and place.position > self._seen:
+            if isinstance(place, Committed) and place.position > self.seen:
                 break
             del self._places[wire_id]

@@ -66,11 +66,12 @@ class StepCost:
         self._table = WidthTimes({1: 1.0}, half_life, buckets)
         self._factors = list[float]()  # the table read out, by rows; empty when it has changed
 
-    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> None:
-        """Learn from a step of `duration` seconds, `num_prompt` of whose rows are prompts'. Raises
-        `LocalError` for impossible values."""
+    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> float:
+        """Learn from a step of `duration` seconds, `num_prompt` of whose rows are prompts'.
+        Return the predicted seconds. Raises `LocalError` for impossible values."""
         if not (rows >= 0 and reads >= 0 and 0 <= duration < math.inf):
             raise LocalError(f"a step of {rows} rows and {reads} reads cannot have taken {duration} s")
+        predicted = self.predict_all(rows - num_prompt, num_prompt, reads)
         rows = self.padded(rows)
         self.num_samples += 1
         old = self._weight * self._fade
@@ -95,6 +96,7 @@ class StepCost:
         if rows >= 1 and line > 0:
             self._table.sample(rows, min(max(duration / line, 1 / FARTHEST), FARTHEST))
             self._factors = []
+        return predicted
 
     def predict(self, rows: int, reads: float, beside: int = 0) -> float:
         """Return the seconds that such a step will take.
@@ -179,10 +181,11 @@ class MeasuredStepCost(StepCost):
         self._nodes = WidthTimes(dict(times), half_life)
         self._nodes.measured(dict(times))
 
-    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> None:
-        super().sample(rows, reads, duration)
+    def sample(self, rows: int, reads: float, duration: float, num_prompt: int = 0) -> float:
+        predicted = super().sample(rows, reads, duration, num_prompt)
         if not num_prompt:
             self._nodes.sample(rows, duration)
+        return predicted
 
     def predict(self, rows: int, reads: float, beside: int = 0) -> float:
         return self._nodes.predict(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cloud_verifier.core.batching import Batcher, StepDraft
@@ -37,7 +37,8 @@ class StepPlanner:
         if not draft.members:
             return draft
         config, num_read = self._config, sum(draft.chunks.values())
-        self.recall(draft.decoding)
+        for session in draft.decoding if config.recall else ():  # guesses that are copied from earlier texts
+            session.guess(config.max_nodes_per_session - 1)
         # Each tip, and the nodes below it that are worth their rows.
         most = config.max_nodes_per_session
         room = self._batcher.rows.left(config.max_rows, num_read)
@@ -49,8 +50,3 @@ class StepPlanner:
         if longer and draft.reading:
             draft = self._batcher.keep_pace(draft)
         return self._tenants.trim(draft, now) if self._tenants.has_rates else draft
-
-    def recall(self, decoding: Iterable[VerifySession]) -> None:
-        """Add the guesses that are copied from earlier texts."""
-        for session in decoding if self._config.recall else ():
-            session.guess(self._config.max_nodes_per_session - 1)

@@ -196,7 +196,8 @@ class VerifyScheduler:
         if self._wait_until(ready, now) is not None:
             return None
         decoding = [session for session in ready if not session.num_prefill]
-        self._planner.recall(decoding)
+        for session in decoding if self.config.recall else ():
+            session.guess(self.config.max_nodes_per_session - 1)
         return self.drafter.plan(ready, self.budget.bare(decoding), now)
 
     def next_step(self, now: float) -> StepPlan | None:
@@ -291,13 +292,12 @@ class VerifyScheduler:
         if self._steps.planned:
             self._steps.go_on(ended_at)
         num_prompt = sum(part.num_rows - part.num_outputs for part in parts)
-        num_nodes = running.num_rows - num_prompt
-        predicted = self.cost.predict_all(num_nodes, num_prompt, running.num_reads)
+        duration = ended_at - running.began_at
+        predicted = self.cost.sample(running.num_rows, running.num_reads, duration, num_prompt)
         done = StepDone(running, ended_at, now, predicted, parts, result.margins, result.logprobs)
-        self.cost.sample(running.num_rows, running.num_reads, done.duration, num_prompt)
         if result.mask_times:
-            self.mask_time.note(running.sessions, dict(result.mask_times), now, done.duration)
-        seconds = done.duration + (self.drafter.time_spent if self.drafter else 0.0)
+            self.mask_time.note(running.sessions, dict(result.mask_times), now, duration)
+        seconds = duration + (self.drafter.time_spent if self.drafter else 0.0)
         row_price, time = self.budget.settle(parts, seconds, running.spared)
         if self.drafter:
             self.drafter.settle(parts, time, row_price, next_began)

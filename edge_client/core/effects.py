@@ -230,7 +230,10 @@ class Finished:
 Shown = Emit | Preview | Withdraw | PreviewEnds | ChangeMode
 """Effects that the user sees, in order."""
 
-Effect = StartDrafter | Expand | MoveTip | Connect | Send | Probe | Shown | Finished
+DraftEffect = StartDrafter | MoveTip | Expand
+"""What is asked of the draft model."""
+
+Effect = DraftEffect | Connect | Send | Probe | Shown | Finished
 
 
 # What a generation is asked to do.

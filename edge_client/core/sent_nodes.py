@@ -72,7 +72,12 @@ class Outgoing:
                 drafts.append(untold(node))
             tokens.append(node.token)
             logprobs.append(pack_logprob(node.logprob))
-            deltas.append(self._take(tree, node))
+            number = node.wire_id = self._next
+            self._next = number + 1
+            parent = tree.live.get(node.parent or 0)
+            if parent is None or not (parent is tree.tip or 0 < parent.wire_id < number):
+                raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
+            deltas.append(0 if parent is tree.tip else number - parent.wire_id)  # 0 names the tip
         anchored = 0 in deltas
         chain = deltas.count(1) == len(deltas) - (anchored and deltas[0] == 0)  # as `parent_deltas` tells
         anchor = tree.tip_position if anchored else None
@@ -88,14 +93,3 @@ class Outgoing:
             distributions,
             wait if is_news else None,
         )
-
-    def _take(self, tree: SpeculationTree, node: Node) -> int:
-        """Number the node; return its parent's distance in ids, 0 for the tip."""
-        number = node.wire_id = self._next
-        self._next = number + 1
-        if node.parent == tree.tip.id:
-            return 0
-        parent = tree.live.get(node.parent or 0)
-        if parent is None or not 0 < parent.wire_id < number:
-            raise LocalError(f"node {node.id} is to be sent before its parent {node.parent}")
-        return number - parent.wire_id

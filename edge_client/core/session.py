@@ -150,9 +150,9 @@ class EdgeSession:
         self.policy = policy
         self.state = StreamState.NEW
         self.stats = SessionStats()
-        self._growth = Growth(config, policy, shared, chances, pace, sources)
-        self.tree, self.view = self._growth.tree, self._growth.view
-        self.calibration = self._growth.calibration
+        self.growth = Growth(config, policy, shared, chances, pace, sources)
+        self.tree, self.view = self.growth.tree, self.growth.view
+        self.calibration = self.growth.calibration
         self._effects: list[Effect] = []
         self._outgoing = Outgoing()
         self._first_position = len(config.begins_with)  # of the first token that this session brings
@@ -181,7 +181,7 @@ class EdgeSession:
         if self.state is not StreamState.NEW:
             raise self._illegal("start")
         self._offline.left_alone(now)
-        self._growth.guess(beside_draft=self._is_drafting)
+        self.growth.guess(beside_draft=self._is_drafting)
         config, plain = self.config, self.config.draft_top if self.config.draws else 0
         start = StartDrafter(
             config.begins_with, self.tree.tip.id, config.sampling, plain, len(config.committed)
@@ -234,9 +234,9 @@ class EdgeSession:
         view.num_unread -= self._reads_now
         self.stats.read += reading.num_tokens
         self._hindrance = None
-        self._growth.branch(expansions)
+        self.growth.branch(expansions)
         if not self._owes_guess:
-            self._growth.guess(beside_draft=self._is_drafting, from_tip=False)
+            self.growth.guess(beside_draft=self._is_drafting, from_tip=False)
         self._pump(now)
 
     @as_input
@@ -328,14 +328,9 @@ class EdgeSession:
         """The tokens generated and committed so far."""
         return tuple(self.tree.committed[len(self.config.prompt) :])
 
-    def judged(self, node: Node, token: int, logprob: float) -> float:
-        """Return the draft model's log chance of `token` after a live node; `logprob` if it has not evaluated
-        the node."""
-        return self._growth.judged(node, token, logprob)
-
     def check_integrity(self) -> None:
         """Raise `LocalError` unless the tree is whole and the counts of sent nodes agree."""
-        self._growth.check_integrity()
+        self.growth.check_integrity()
 
     # The stream -------------------------------------------------------------------------------------------
 
@@ -375,7 +370,7 @@ class EdgeSession:
         self.view.stream_up = True
         self.view.credit = INITIAL_CREDIT
         self.view.news_at = None
-        self._growth.begin_stream()
+        self.growth.begin_stream()
         self._outgoing = Outgoing(now)
         self._effects += [Connect(), Send(self._open())]
         self._pump(now)
@@ -393,7 +388,7 @@ class EdgeSession:
             acceptance=config.acceptance,
             logprobs=config.logprobs,
             privacy=config.privacy,
-            hints=self._growth.takes_hints,
+            hints=self.growth.takes_hints,
         )
 
     def _on_opened(self, message: Opened, now: float) -> None:
@@ -442,7 +437,7 @@ class EdgeSession:
         if message.credit is not None:
             self.view.credit = message.credit
         self._outgoing.committed(len(message.tokens))
-        self._effects.append(MoveTip(self._growth.advance(message.tokens)))
+        self._effects.append(MoveTip(self.growth.advance(message.tokens)))
         self._owes_guess = True
 
     def _count(self, message: Commit, came_at: float) -> None:
@@ -479,7 +474,7 @@ class EdgeSession:
             raise PeerError(f"a Hint names token {largest}; this device knows only tokens below {size}")
         node = self._place_of(message)
         if node is not None:
-            self._growth.hint(node, message.tokens)
+            self.growth.hint(node, message.tokens)
             self._pump(now)
 
     def _place_of(self, message: Hint) -> Node | None:
@@ -535,12 +530,12 @@ class EdgeSession:
             return
         if self._owes_guess:
             self._owes_guess = False
-            self._growth.guess(beside_draft=self._is_drafting)
+            self.growth.guess(beside_draft=self._is_drafting)
         if self._offline.is_due(now):
             self._effects += self._offline.begin(now)
         if self._offline.active:
             confidence = self.calibration.confidence
-            self._effects += self._offline.extend(self.view, self._growth.expansions, confidence)
+            self._effects += self._offline.extend(self.view, self.growth.expansions, confidence)
         waits = self._can_wait(now)
         if not waits:
             self._send(now)
@@ -567,7 +562,7 @@ class EdgeSession:
         if self._hindrance is not None:
             return self._hindrance
         if not self.config.has_drafter:
-            return ONLY_REPEATS if self._growth.has_texts else STREAMS
+            return ONLY_REPEATS if self.growth.has_texts else STREAMS
         return GOES_AHEAD if self._governed is None else self._governed.standing
 
     def _is_owed(self) -> bool:
@@ -589,7 +584,7 @@ class EdgeSession:
             return  # the verifier knows all nodes, as mostly after a Commit
         nodes = self.policy.send(self.view)
         if self.config.draws:
-            nodes = self._growth.rule.outgoing(nodes)
+            nodes = self.growth.rule.outgoing(nodes)
         for first in range(0, len(nodes), MAX_NODES):
             self._propose(nodes[first : first + MAX_NODES], now)
 
@@ -601,7 +596,7 @@ class EdgeSession:
     def _propose(self, nodes: Sequence[Node], now: float) -> None:
         governed = self._governed if self._drafter_ok else None
         wait = NO_WAIT if governed is None else governed.wait(self.view)
-        message = self._outgoing.propose(self.tree, nodes, now, self._growth.rule.untold, wait)
+        message = self._outgoing.propose(self.tree, nodes, now, self.growth.rule.untold, wait)
         num_nodes = len({node.id for node in nodes})  # some were drawn again
         self.view.num_sent += num_nodes
         self.stats.proposed += num_nodes
@@ -621,7 +616,7 @@ class EdgeSession:
         if seconds >= SETTLED:
             words = f"the draft model reads {self._reads_now} tokens first, in about {seconds:.1f} s"
             self._hindrance = ModeStatus(Mode.SERVER_ONLY, words)
-        self._effects.append(Expand(self._growth.rows(nodes)))
+        self._effects.append(Expand(self.growth.rows(nodes)))
 
     @property
     def _draft_waits(self) -> bool:
@@ -682,7 +677,7 @@ class EdgeSession:
     def _end(self, reason: FinishReason | None, error: ForerunError | None) -> None:
         self._move(StreamEvent.END)
         self.view.stream_up = False
-        self._growth.close()
+        self.growth.close()
         self._effects.append(Finished(reason, error))
 
     def _nobody_answers(self, now: float) -> ForerunError:

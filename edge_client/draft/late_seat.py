@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from common.errors import ForerunError, LocalError
-from edge_client.core.effects import NOTHING_READ, Drafted, Expand, MoveTip, StartDrafter
+from edge_client.core.effects import NOTHING_READ, Drafted, DraftEffect, Expand
 
 logger = logging.getLogger(__name__)
 
@@ -16,11 +16,9 @@ logger = logging.getLogger(__name__)
 class Drafts(Protocol):
     """Runs the draft steps of one generation."""
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
-        """Carry out the effect before all later effects."""
-
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        """Run a draft step. `on_drafted` is called later, in the thread of the running event loop."""
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
+        """Carry out the effect before all later effects. After a draft step `on_drafted` is called, in the
+        thread of the running event loop."""
 
 
 class DraftSeat(Drafts, Protocol):
@@ -44,23 +42,17 @@ class LateSeat:
         self._on_refused = on_refused
         self._seat: DraftSeat | None = None
         self._refusal: ForerunError | None = None
-        self._waiting: list[StartDrafter | MoveTip | tuple[Expand, Drafted]] = []
+        self._waiting: list[tuple[DraftEffect, Drafted]] = []
         self._is_released = False
         coming.add_done_callback(self._arrived)
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
         if self._seat is not None:
-            self._seat.submit(effect)
+            self._seat.submit(effect, on_drafted)
         elif self._refusal is None:
-            self._waiting.append(effect)
-
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        if self._seat is not None:
-            self._seat.expand(effect, on_drafted)
-        elif self._refusal is not None:
-            asyncio.get_running_loop().call_soon(on_drafted, self._refusal, NOTHING_READ)
-        else:
             self._waiting.append((effect, on_drafted))
+        elif isinstance(effect, Expand):
+            asyncio.get_running_loop().call_soon(on_drafted, self._refusal, NOTHING_READ)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         return self._seat.num_kept(tokens) if self._seat is not None else 0
@@ -85,10 +77,7 @@ class LateSeat:
         else:
             self._seat = coming.result()
             for each in self._waiting:
-                if isinstance(each, tuple):
-                    self._seat.expand(*each)
-                else:
-                    self._seat.submit(each)
+                self._seat.submit(*each)
             self._waiting.clear()
 
     def _refuse(self, error: BaseException) -> None:
@@ -96,9 +85,9 @@ class LateSeat:
             logger.error("! no seat at the draft model", exc_info=error)
             error = LocalError("a defect of the edge; its log has more")
         self._refusal = error
-        steps = [each for each in self._waiting if isinstance(each, tuple)]
+        steps = [on_drafted for effect, on_drafted in self._waiting if isinstance(effect, Expand)]
         self._waiting.clear()
         if not self._is_released:
             self._on_refused(error)
-            for _, on_drafted in steps:
+            for on_drafted in steps:
                 on_drafted(error, NOTHING_READ)

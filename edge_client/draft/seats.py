@@ -20,6 +20,7 @@ from common.llama.runtime import LlamaRuntime
 from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
+    DraftEffect,
     Expand,
     MoveTip,
     StartDrafter,
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 GroupMaker = Callable[[LlamaRuntime, int], DraftGroup]
 
-Wish = StartDrafter | MoveTip | Expand | None
+Wish = DraftEffect | None
 """A seat's request; None: the seat is released."""
 
 Request = tuple["PoolSeat", Wish] | asyncio.Event
@@ -46,17 +47,14 @@ class PoolSeat:
         self._pool = pool
         self.waiting: deque[Drafted] = deque()  # requested draft steps, in order
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
-        """Carry the request out before later ones. Raise `LocalError` after `release`."""
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
+        """Carry the request out before later ones. After a draft step the loop calls `on_drafted`, unless the
+        seat was released. Raise `LocalError` after `release`."""
         self._pool.post((self, effect))
-
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        """Run a draft step. The loop calls `on_drafted` later, unless the seat was released. Raise
-        `LocalError` after `release`."""
-        self._pool.post((self, effect))
-        self.waiting.append(on_drafted)
-        if self._pool.is_closing:
-            asyncio.get_running_loop().call_soon(self.end, put_away())
+        if isinstance(effect, Expand):
+            self.waiting.append(on_drafted)
+            if self._pool.is_closing:
+                asyncio.get_running_loop().call_soon(self.end, put_away())
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         """Return how many leading `tokens` need no new evaluation."""

@@ -188,13 +188,10 @@ class Generation:
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case StartDrafter() | MoveTip():
+                case StartDrafter() | MoveTip() | Expand():
                     if self._drafts is not None:
-                        self._drafts.submit(effect)
-                case Expand():
-                    if self._drafts is not None:
-                        self._drafts.expand(effect, self._on_drafted)
-                    else:
+                        self._drafts.submit(effect, self._on_drafted)
+                    elif isinstance(effect, Expand):
                         missing = LocalError("there is no drafter")
                         asyncio.get_running_loop().call_soon(self._on_drafted, missing, NOTHING_READ)
                 case Connect():

@@ -60,11 +60,11 @@ class AloneRun:
 
     async def shown(self) -> AsyncGenerator[Preview]:
         """Yield the text, token by token."""
-        self._drafts.submit(StartDrafter(self._tokens, 0, self._sampling, generated=self._num_text))
+        self._drafts.submit(StartDrafter(self._tokens, 0, self._sampling, generated=self._num_text), _ignored)
         token, position = self._tokens[-1], len(self._tokens) - 1
         for tip in range(self._sampling.max_tokens - self._num_text):  # the tip's node id, too
             token = await self._next(DraftRow(tip, None, token, position + tip))
-            self._drafts.submit(MoveTip(Reroot(((tip + 1, token),), ())))
+            self._drafts.submit(MoveTip(Reroot(((tip + 1, token),), ())), _ignored)
             yield Preview(position + tip + 1, (token,))
             if token in self._stop_ids:
                 self.reason = FinishReason.STOP
@@ -84,7 +84,7 @@ class AloneRun:
                 answer.set_result(outcome)
 
         began = self._clock()
-        self._drafts.expand(Expand((tip,)), on_drafted)
+        self._drafts.submit(Expand((tip,)), on_drafted)
         (expansion,) = await answer
         if not expansion.tokens:
             raise LocalError(f"the draft model offers nothing at position {tip.position + 1}")
@@ -92,3 +92,7 @@ class AloneRun:
         self.stats.draft_steps += 1
         self.stats.drafted += 1
         return expansion.tokens[0]
+
+
+def _ignored(outcome: Outcome, reading: ReadingTime) -> None:
+    """Only a draft step has an outcome."""

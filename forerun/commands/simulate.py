@@ -16,23 +16,15 @@ from common.errors import UserError
 from forerun.options import JsonOption, WorkersOption, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims import command as published
-from simulator.advice import Advice, advise, in_words
+from simulator.advice import advice_json, advise, in_words
 from simulator.drafts import BetaDraft, Draft, recorded_draft
-from simulator.experiment import (
-    SchemeOutcome,
-    as_dict,
-    distance_to_bound,
-    mean_speedup,
-    percentiles,
-    run_experiment,
-)
-from simulator.figures import KINDS
-from simulator.figures import as_json as figures_as_json
+from simulator.experiment import SchemeOutcome, run_experiment
 from simulator.files import Experiment, read_experiment
 from simulator.link_spec import LinkSpec
 from simulator.plots import plot_capacity, plot_pace, plot_speedup
 from simulator.proxy.cli import main as link
 from simulator.recordings import read_recording
+from simulator.report import TITLES, heading, report_json, table_rows
 from simulator.schemes import (
     FORERUN,
     check_scheme,
@@ -46,13 +38,13 @@ from simulator.sweep import (
     RESULTS,
     Sweep,
     SweepProgress,
-    axis_values,
     grids,
     read_results,
+    rows_at,
     run_sweep,
     shown,
 )
-from simulator.tables import Row, axes_of
+from simulator.tables import Row
 from simulator.timeline import as_lines, as_trace_events, timeline
 from simulator.world import DeviceSpec, VerifierSpec, World
 
@@ -163,7 +155,7 @@ def _run(options: RunOptions) -> int:
 
         outcomes = run_experiment(experiment, options.workers, progress)
     if options.json:
-        print(json.dumps(_as_json(options.world, experiment, outcomes), indent=2))
+        print(json.dumps(report_json(options.world, experiment, outcomes), indent=2))
     else:
         print_table(experiment, outcomes)
     return 0
@@ -209,77 +201,13 @@ def _replay(options: ReplayOptions) -> int:
     return 0
 
 
-TITLES = (
-    *("scheme", "ms/token", "p95", "ttft ms", "x streaming", "x bound"),
-    *("steps", "rows", "drafted", "up B", "down B"),
-)
-
-
 def print_table(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> None:
     """Print the figures of each scheme as a table."""
-    world = experiment.world
-    one = f"{_network(world.link)}, target step {world.verifier.step_time * 1e3:g} ms"
-    several = f"{len(world.sites)} verifiers, association {world.association}"
-    head = (
-        f"{several if world.sites else one}, draft step "
-        f"{world.device.draft_step_time(1) * 1e3:g} ms, acceptance {world.draft.mean:g}, "
-        f"{world.num_sessions} session(s), {experiment.repeats} seeds"
-    )
-    print(Painter(sys.stdout).bold(head))
-    print("\n".join(table(TITLES, (_row(outcomes, each) for each in outcomes), left=("scheme",))))
+    print(Painter(sys.stdout).bold(heading(experiment)))
+    print("\n".join(table(TITLES, table_rows(outcomes), left=("scheme",))))
     print("± is the standard error over seeds; steps, rows, drafted and bytes are per committed token")
     if not all(outcome.figures.identical for outcome in outcomes):
         print("* writes another text than the target")
-
-
-def _row(outcomes: Sequence[SchemeOutcome], outcome: SchemeOutcome) -> list[str]:
-    figures = outcome.figures
-    return [
-        _shown(outcome),
-        f"{figures.ms_per_token:.2f} ± {outcome.standard_error:.2f}",
-        f"{figures.ms_per_token_p95:.1f}",
-        f"{figures.ttft_ms:.0f}",
-        _or_dash(mean_speedup(outcomes, outcome.scheme)),
-        _or_dash(distance_to_bound(outcomes, outcome.scheme)),
-        f"{figures.target_steps_per_token:.2f}",
-        f"{figures.evaluated_nodes_per_token:.1f}",
-        f"{figures.draft_tokens_per_token:.1f}",
-        f"{figures.bytes_up_per_token:.0f}",
-        f"{figures.bytes_down_per_token:.0f}",
-    ]
-
-
-def _network(link: LinkSpec) -> str:
-    return f"RTT {link.rtt * 1e3:g} ms" if link.trace is None else f"trace {link.trace.name}"
-
-
-def _shown(outcome: SchemeOutcome) -> str:
-    name = outcome.scheme if outcome.scheme == outcome.policy else f"{outcome.scheme} ({outcome.policy})"
-    return name if outcome.figures.identical else f"{name} *"
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _as_json(path: Path, experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> dict[str, Any]:
-    world = experiment.world
-    settings = {
-        "world": str(path),
-        "rtt_ms": None if world.sites or world.link.trace is not None else round(world.link.rtt * 1e3, 6),
-        "seed": world.seed,
-        "repeats": experiment.repeats,
-        "tokens": world.tokens,
-        "sessions": world.num_sessions,
-    }
-    schemes = {
-        outcome.scheme: {
-            **as_dict(outcome),
-            "latencies_ms": {kind: percentiles(outcome, kind) for kind in KINDS},
-        }
-        for outcome in outcomes
-    }
-    return {"settings": settings, "schemes": schemes}
 
 
 # advise -----------------------------------------------------------------------------------------------------
@@ -325,24 +253,13 @@ def _advise(options: AdviseOptions) -> int:
     world = options.world
     advice = advise(world, options.repeats, options.workers, note)
     if options.json:
-        print(json.dumps(_advice_as_json(world, advice), indent=2))
+        print(json.dumps(advice_json(world, advice), indent=2))
         return 0
     if options.recording is not None:
         right = 100 * world.draft.mean
         print(f"The draft's best token is right {right:.0f} % of the time in {options.recording}.")
     print("\n".join(in_words(world, advice)))
     return 0
-
-
-def _advice_as_json(world: World, advice: Advice) -> dict[str, Any]:
-    return {
-        "acceptance": round(world.draft.mean, 4),
-        "best": advice.best,
-        "break_even_rtt_ms": None if advice.break_even_rtt is None else round(advice.break_even_rtt * 1e3, 1),
-        "pays_at_any_rtt": advice.is_beyond,
-        "speedup": {mode: round(advice.speedup(mode), 3) for mode in advice.figures},
-        "schemes": {mode: figures_as_json(figures) for mode, figures in advice.figures.items()},
-    }
 
 
 # plot -------------------------------------------------------------------------------------------------------
@@ -376,17 +293,6 @@ class PlotOptions:
 
 
 def _plot(options: PlotOptions) -> int:
-    PICTURES[options.kind](chosen(read_results(options.folder), options.at), options)
+    PICTURES[options.kind](rows_at(read_results(options.folder), options.at), options)
     print(f"drawn: {options.out}")
     return 0
-
-
-def chosen(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """Return the rows at the `wanted` values, or all if it is empty. Raise `UserError`."""
-    kept = list(rows)
-    for axis, values in map(axis_values, wanted):
-        known = axes_of(rows[0].keys()) if rows else [axis]
-        if axis not in known:
-            raise UserError(f"--at {axis}: the sweep did not vary it; it varied {', '.join(known)}")
-        kept = [row for row in kept if row[axis] in values]
-    return kept

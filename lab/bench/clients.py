@@ -24,7 +24,15 @@ from common.errors import CapacityError, ForerunError
 from common.messages import FinishReason
 from common.privacy import Privacy
 from common.wire.describe import Description
-from edge_client.core.effects import NOTHING_READ, Drafted, Expand, MoveTip, SessionConfig, StartDrafter
+from edge_client.core.effects import (
+    NOTHING_READ,
+    Drafted,
+    DraftEffect,
+    Expand,
+    MoveTip,
+    SessionConfig,
+    StartDrafter,
+)
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
@@ -59,14 +67,16 @@ class LoopDrafts:
         self._drafter = drafter
         self._draft_time = draft_time
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
         match effect:
             case StartDrafter():
                 self._drafter.start(effect.tokens, effect.tip, effect.sampling)
             case MoveTip():
                 self._drafter.reroot(effect.change)
+            case Expand():
+                self._expand(effect, on_drafted)
 
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+    def _expand(self, effect: Expand, on_drafted: Drafted) -> None:
         outcome, loop = self._drafter.expand(effect.rows), asyncio.get_running_loop()
         if self._draft_time:
             loop.call_later(self._draft_time, on_drafted, outcome, NOTHING_READ)

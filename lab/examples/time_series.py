@@ -109,7 +109,11 @@ class BinDraft:
     def __init__(self, model: BinModel) -> None:
         self._model = model
 
-    def submit(self, effect: edge.StartDrafter | edge.MoveTip) -> None:
+    def submit(self, effect: edge.DraftEffect, on_drafted: edge.Drafted) -> None:
+        if isinstance(effect, edge.Expand):
+            expansions = [self._expand(row) for row in effect.rows]
+            asyncio.get_running_loop().call_soon(on_drafted, expansions, edge.NOTHING_READ)
+            return
         if isinstance(effect, edge.StartDrafter):
             self._tip, self._paths, self._sampling = effect.tip, {effect.tip: effect.tokens}, effect.sampling
             return
@@ -118,10 +122,6 @@ class BinDraft:
             self._tip = node
         for node in effect.change.dead:
             self._paths.pop(node, None)
-
-    def expand(self, effect: edge.Expand, on_drafted: edge.Drafted) -> None:
-        expansions = [self._expand(row) for row in effect.rows]
-        asyncio.get_running_loop().call_soon(on_drafted, expansions, edge.NOTHING_READ)
 
     def _expand(self, row: edge.DraftRow) -> edge.Expansion:
         if row.parent is not None:

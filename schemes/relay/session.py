@@ -151,7 +151,7 @@ class RelaySession:
         assert node.parent is not None, "it hangs below another"
         tree = self.edge.tree
         parent = tree.tip if node.parent == self._tree.tip.id else self._twins[node.parent]
-        twin = tree.grow(parent, node.token, self.edge.judged(parent, node.token, node.logprob))
+        twin = tree.grow(parent, node.token, self.edge.growth.judged(parent, node.token, node.logprob))
         self._twins[node.id], self._numbers[twin.id] = twin, node.wire_id
 
     def _expects(self, node: int, tokens: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from common.errors import ForerunError, LocalError
 from edge_client.core.effects import (
     NOTHING_READ,
     Drafted,
+    DraftEffect,
     Expand,
     Expansion,
     MoveTip,
@@ -21,7 +22,7 @@ from edge_client.core.effects import (
 )
 from tests.worlds.models import begin
 
-Job = tuple[StartDrafter | Expand | MoveTip, Drafted | None]
+Job = tuple[DraftEffect, Drafted | None]
 
 
 class DrafterThread:
@@ -40,16 +41,13 @@ class DrafterThread:
         self._jobs.put(None)
         self._thread.join()
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
-        self._jobs.put((effect, None))
-
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
         loop = asyncio.get_running_loop()
 
         def hand_back(outcome: Outcome, reading: ReadingTime) -> None:
             loop.call_soon_threadsafe(on_drafted, outcome, reading)
 
-        self._jobs.put((effect, hand_back))
+        self._jobs.put((effect, hand_back if isinstance(effect, Expand) else None))
 
     def _run(self) -> None:
         failure: ForerunError | None = None  # since the last StartDrafter
@@ -68,7 +66,7 @@ class DrafterThread:
             if hand_back is not None:
                 hand_back(outcome, NOTHING_READ if failure else self._drafter.reading)
 
-    def _do(self, effect: StartDrafter | Expand | MoveTip) -> Sequence[Expansion]:
+    def _do(self, effect: DraftEffect) -> Sequence[Expansion]:
         match effect:
             case StartDrafter():
                 start = effect.tokens, effect.tip, effect.sampling, effect.plain, effect.generated

@@ -25,12 +25,10 @@ from edge_client.api.stored import StoredResponses
 from edge_client.core.draft_times import DraftTimes
 from edge_client.core.effects import (
     Drafted,
+    DraftEffect,
     DraftRow,
-    Expand,
     Expansion,
-    MoveTip,
     SessionDrafter,
-    StartDrafter,
 )
 from edge_client.core.verifier_choice import DraftSkill
 from edge_client.formats.infill import Infill, InfillFamily
@@ -116,11 +114,8 @@ class TinySeat:
         self._worker = DrafterThread(drafter)
         self._worker.__enter__()
 
-    def submit(self, effect: StartDrafter | MoveTip) -> None:
-        self._worker.submit(effect)
-
-    def expand(self, effect: Expand, on_drafted: Drafted) -> None:
-        self._worker.expand(effect, on_drafted)
+    def submit(self, effect: DraftEffect, on_drafted: Drafted) -> None:
+        self._worker.submit(effect, on_drafted)
 
     def num_kept(self, tokens: Sequence[int]) -> int:
         return 0

@@ -68,7 +68,7 @@ async def text_at(seat: PoolSeat, place: int) -> list[int]:
 
 async def expansions(seat: PoolSeat, *rows: DraftRow) -> Sequence[Expansion]:
     answer: asyncio.Future[Sequence[Expansion] | ForerunError] = asyncio.get_running_loop().create_future()
-    seat.expand(Expand(rows), lambda outcome, _: answer.set_result(outcome))
+    seat.submit(Expand(rows), lambda outcome, _: answer.set_result(outcome))
     outcome = await asyncio.wait_for(answer, LONG_WAIT)
     if isinstance(outcome, ForerunError):
         raise outcome
@@ -77,7 +77,7 @@ async def expansions(seat: PoolSeat, *rows: DraftRow) -> Sequence[Expansion]:
 
 def start(seat: PoolSeat, *tokens: int) -> DraftRow:
     """A greedy text; its tip."""
-    seat.submit(StartDrafter(tokens, 0, SamplingParams()))
+    seat.submit(StartDrafter(tokens, 0, SamplingParams()), lambda *_: None)
     return DraftRow(0, None, tokens[-1], len(tokens) - 1)
 
 
@@ -129,11 +129,11 @@ async def write(seat: PoolSeat, token: int) -> None:
             done.set()
             return
         child = outcome[0].tokens[0]
-        seat.submit(MoveTip(Reroot(((row.id + 1, child),), ())))
+        seat.submit(MoveTip(Reroot(((row.id + 1, child),), ())), lambda *_: None)
         row = DraftRow(row.id + 1, None, child, row.position + 1)
-        seat.expand(Expand((row,)), on_drafted)
+        seat.submit(Expand((row,)), on_drafted)
 
-    seat.expand(Expand((row,)), on_drafted)
+    seat.submit(Expand((row,)), on_drafted)
     await asyncio.wait_for(done.wait(), LONG_WAIT)
 
 
@@ -143,7 +143,7 @@ async def test_a_moved_tip_waits_for_the_draft_step_before_it(runtime: LlamaRunt
         tip = start(seat, 1, 2, 3)
         step = asyncio.create_task(expansions(seat, tip))
         await asyncio.sleep(0)
-        seat.submit(MoveTip(Reroot(((1, 9),), ())))
+        seat.submit(MoveTip(Reroot(((1, 9),), ())), lambda *_: None)
         (before,) = await step
         (after,) = await expansions(seat, DraftRow(1, None, 9, 3))
         assert (before.id, after.id) == (0, 1)
@@ -186,7 +186,7 @@ async def test_a_released_seat_hears_no_more_and_the_next_starts_clean(
         heard: list[object] = []
         seat = pool.seat()
         gate.open.clear()
-        seat.expand(Expand((start(seat, 1, 2),)), lambda outcome, _: heard.append(outcome))
+        seat.submit(Expand((start(seat, 1, 2),)), lambda outcome, _: heard.append(outcome))
         await asyncio.to_thread(gate.reached.wait, LONG_WAIT)
         seat.release()
         other = pool.seat()
