@@ -98,16 +98,23 @@ class DraftWeights:
                 f"{path} cannot be trained: {error}; training needs a GGUF file of an architecture that "
                 "transformers reads, such as llama, qwen2, qwen3 or gemma3"
             ) from error
+        self._rows = torch.empty(0, dtype=torch.bool)
+        self.module.get_output_embeddings().register_forward_pre_hook(self._only_rows)
         self._reader = gguf.GGUFReader(path)
         self._architecture: str = self._reader.fields["general.architecture"].contents()
         architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture)
         self._names = gguf.get_tensor_name_map(architecture, self.module.config.num_hidden_layers)
         self._relations = dict(self._compared())
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, T, V] of tokens int64 [B, T]."""
+    def logits(self, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Return logits [N, V] of those rows, bool [B, T], of tokens int64 [B, T]. No other rows pass through
+        the output layer, which is most of the work with a large vocabulary."""
+        self._rows = rows
         logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
-        return logits
+        return logits[0]
+
+    def _only_rows(self, _: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+        return (hidden[0][self._rows].unsqueeze(0),)
 
     def check_layers(self, layers: list[int]) -> None:
         """Raise `UserError` if the draft lacks one of the layers."""

@@ -7,8 +7,8 @@ engine, and is not in memory while the draft trains.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,13 +17,15 @@ from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import IntArray, StepPlan
 from cloud_verifier.engine.packing import item_of
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.sampling import SamplingParams
 from schemes.drafters.ranking import gumbel, noise_keys
+from simulator.knowledge import NUM_CANDIDATES
+from simulator.recordings import RecordedText
 from training.losses import coupled_acceptance
 from training.trainer import side_by_side
 
 if TYPE_CHECKING:
-    from cloud_verifier.engine.torch_engine import TorchEngine
     from cloud_verifier.llama.llama_engine import LlamaEngine
 
 FloatArray = NDArray[np.float32]
@@ -31,11 +33,11 @@ FloatArray = NDArray[np.float32]
 WIDTH = 64
 """Tokens that are kept of each row. At temperature 0.8 the others hold less than 1 % of most rows."""
 
-CHUNK = 32  # rows of a step; an engine on llama.cpp has outputs for as many
+CHUNK, LLAMA_CHUNK = 512, 32  # rows of a step; an engine on llama.cpp has outputs for as many
 RANKS, DEPTHS = 4, 8
 
-Logits = Callable[[Tensor], Tensor]
-"""A draft: logits [B, T, V] of tokens int64 [B, T], each row from the rows up to it."""
+Logits = Callable[[Tensor, Tensor], Tensor]
+"""A draft: logits [N, V] of the rows bool [B, T] of tokens int64 [B, T], each from the tokens up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,9 @@ def read_lesson(
     Args: tokens: prompt and text; first: row of the first distribution; temperature: above 0.
     """
     best, logprobs = list[IntArray](), list[FloatArray]()
-    for start in range(0, len(tokens), CHUNK):
-        rows = min(CHUNK, len(tokens) - start)
+    chunk = CHUNK if isinstance(engine, TorchEngine) else LLAMA_CHUNK
+    for start in range(0, len(tokens), chunk):
+        rows = min(chunk, len(tokens) - start)
         outputs = range(max(0, first - start), rows)
         item = item_of(
             range(-1, rows - 1),
@@ -102,7 +105,7 @@ class LessonBatch:
 
     def pairs(self, draft: Logits, temperature: float) -> tuple[Tensor, Tensor]:
         """Return the target's and the draft's log-probabilities, both [N, K + 1]."""
-        own = (draft(self.tokens)[self.is_taught].float() / temperature).log_softmax(dim=-1)
+        own = (draft(self.tokens, self.is_taught).float() / temperature).log_softmax(dim=-1)
         return self.target, with_rest(own.gather(-1, self.best))
 
 
@@ -128,15 +131,22 @@ class DraftReport:
         float, ...
     ]  # share of rows whose token is among the draft's best 1, 2, ... under shared noise
     by_depth: tuple[float, ...]  # share of rows after which 1, 2, ... tokens in a row are the draft's best
+    texts: tuple[RecordedText, ...] = field(repr=False)  # what the draft says, for the simulator
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Return all but the texts."""
+        return {name: value for name, value in asdict(self).items() if name != "texts"}
 
 
 @torch.inference_mode()
 def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> DraftReport:
     """Measure a draft on whole lessons, the shared noise of each with a seed of its own."""
     coupled, greedy, ranks = list[Tensor](), list[Tensor](), list[Tensor]()
+    texts = list[RecordedText]()
     for seed, lesson in enumerate(lessons):
         batch = LessonBatch.of([lesson])
-        own = (draft(batch.tokens)[batch.is_taught].float() / temperature).log_softmax(dim=-1)
+        own = (draft(batch.tokens, batch.is_taught).float() / temperature).log_softmax(dim=-1)
         listed = with_rest(own.gather(-1, batch.best))
         coupled.append(coupled_acceptance(batch.target, listed, has_rest=True))
         greedy.append(own.argmax(dim=-1) == batch.best[:, 0])
@@ -145,6 +155,13 @@ def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> Dra
         chosen = batch.best.gather(-1, theirs.argmax(dim=-1, keepdim=True))
         scores = own + noise
         ranks.append((scores > scores.gather(-1, chosen)).sum(dim=-1))
+        best, candidates = scores.topk(NUM_CANDIDATES)
+        said = zip(ranks[-1].tolist(), candidates.tolist(), best.tolist(), strict=True)
+        columns = [
+            (tuple(ids), tuple(nats), rank + 1 if rank < len(ids) else None) for rank, ids, nats in said
+        ]
+        tokens = tuple(chosen.squeeze(-1).tolist())
+        texts.append(RecordedText(lesson.first + 1, tokens, *zip(*columns, strict=True)))
     rows = torch.cat(ranks)
     hits = [rank == 0 for rank in ranks]
     runs = [
@@ -156,4 +173,5 @@ def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> Dra
         torch.cat(greedy).float().mean().item(),
         tuple((rows < most).float().mean().item() for most in range(1, RANKS + 1)),
         tuple(torch.cat(run).float().mean().item() for run in runs if run),
+        tuple(texts),
     )

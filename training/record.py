@@ -133,15 +133,16 @@ def write_texts(
     prompts: Sequence[Sequence[int]],
     sampling: SamplingParams,
     times: list[float] | None = None,
+    batch: int = BATCH,
 ) -> list[list[int]]:
     """Return the token ids that the target writes after each prompt without drafts.
 
     Append the seconds of each step of one row to `times`. Raise the `ForerunError` of a refusal.
     """
     texts: list[list[int]] = [[] for _ in prompts]
-    for first in range(0, len(prompts), BATCH):
+    for first in range(0, len(prompts), batch):
         scheduler = VerifyScheduler(engine.info)
-        for key, prompt in enumerate(prompts[first : first + BATCH], first):
+        for key, prompt in enumerate(prompts[first : first + batch], first):
             scheduler.on_open(key, Open(tuple(prompt), sampling, engine.info.fingerprint), 0.0)
         for effect in _effects(scheduler, engine, [] if times is None else times):
             if isinstance(effect, Reply) and isinstance(effect.message, Commit):

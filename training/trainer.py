@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,17 @@ class Trainer:
         self.done = int(state["done"])
         for _ in range(self.done):
             next(self._batches)
+
+
+@contextmanager
+def matrix_products_in(precision: str) -> Iterator[None]:
+    """Let float32 matrices be multiplied in a precision of `torch.set_float32_matmul_precision`."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def rate_factor(done: float) -> float:

@@ -39,6 +39,7 @@ def test_the_best_weights_are_written(
     report = report_of(capsys)
     assert report["after"]["coupled"] >= report["before"]["coupled"]
     assert report["after"]["by_rank"] == sorted(report["after"]["by_rank"])
+    assert report["after"]["ms_per_token"]["forerun"] < report["after"]["ms_per_token"]["server_streaming"]
     assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
     assert not list(tmp_path.glob("*.training"))
 
@@ -73,13 +74,29 @@ def test_an_interrupted_training_ends_as_one_that_is_not(
         main([*command, "--updates", "4", "--rank", "4"])
     capsys.readouterr()
     assert main([*command, "--updates", "4", "--rank", "4"]) == 0
-    assert report_of(capsys)["after"] == whole["after"]
+    after = report_of(capsys)["after"]
+    assert all(after[name] == whole["after"][name] for name in ("coupled", "greedy", "by_rank", "by_depth"))
+
+
+def test_chats_and_texts_of_the_draft_are_read_too(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held out, and so measured, are texts of the target alone."""
+    monkeypatch.setattr("training.align.CHECK_EVERY", 1)
+    assert main([*command, "--updates", "1", "--chat", "--on-policy", "0.5", "--texts", "16"]) == 0
+    assert report_of(capsys)["held_out_texts"] == 1
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        *(["--temperature", "0"], ["--adapter", "a.gguf"], ["--layers", "x"], ["--layers", "5"]),
+        *(
+            ["--temperature", "0"],
+            ["--on-policy", "1"],
+            ["--adapter", "a.gguf"],
+            ["--layers", "x"],
+            ["--layers", "5"],
+        ),
         *(["--trim", "10"], ["--trim", "1000", "--rank", "4", "--adapter", "a.gguf"]),
     ],
 )

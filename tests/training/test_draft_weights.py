@@ -30,7 +30,9 @@ def by_llama(path: Path) -> FloatArray:
 
 def by_torch(draft: DraftWeights) -> FloatArray:
     with torch.inference_mode():
-        logits: FloatArray = draft.logits(torch.tensor([TOKENS]))[0].numpy()
+        logits: FloatArray = draft.logits(
+            torch.tensor([TOKENS]), torch.ones(1, len(TOKENS), dtype=torch.bool)
+        ).numpy()
     return logits
 
 

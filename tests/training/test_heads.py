@@ -64,14 +64,15 @@ def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     from training import record, target_texts
 
     monkeypatch.setattr(target_texts, "KEEP_EVERY", 0.0)
+    monkeypatch.setattr(target_texts, "BATCH", 16)
     write = record.write_texts
     groups = list[int]()
 
-    def interrupted(engine: Any, group: Any, sampling: Any) -> Any:
+    def interrupted(engine: Any, group: Any, sampling: Any, batch: int) -> Any:
         if len(groups) == 1:
             raise KeyboardInterrupt
         groups.append(len(group))
-        return write(engine, group, sampling)
+        return write(engine, group, sampling, batch=batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(target_texts, "write_texts", interrupted)
