@@ -80,7 +80,6 @@ async def open_pair(
     verifiers = await stack.enter_async_context(
         Verifiers(section.addresses, vocabulary=opened.vocabulary, tls=tls, insecure=section.insecure)
     )
-    settings = _text_settings(config)
     drafts = opened.model
     file_texts = files.texts(opened.vocabulary.fingerprint) if files.texts and draft.recall else None
     earlier = None
@@ -92,14 +91,22 @@ async def open_pair(
         opened.vocabulary,
         verifiers,
         drafts,
-        settings,
+        TextSettings(draft.seats, config.api.max_queue, privacy=Privacy[section.privacy.upper()]),
         admission=admission,
         file_texts=file_texts,
         earlier=earlier,
     )
     if drafts is not None:
         drafts.targets.append(lambda: texts.max_positions)
-    service = TextEndpoints(texts, _defaults(config, files, opened.words.chat_template), pair=name)
+    defaults = Defaults(
+        draft_name=model_name(Path(files.model).stem) if draft.is_loaded else "",
+        policy=draft.growth_policy(),
+        recall=draft.recall,
+        fallback=Fallback(section.fallback),
+        template=opened.words.chat_template,
+        sampling=config.api.sampling_defaults == "model",
+    )
+    service = TextEndpoints(texts, defaults, pair=name)
     status = PairStatus(
         texts,
         Fallback(section.fallback),
@@ -117,25 +124,6 @@ def _llama(file: str, draft: DraftSection) -> LlamaSettings:
         n_seq_max=0 if 2 * draft.seats <= FEWEST_SEQUENCES else MOST_SEQUENCES,
         threads=draft.threads,
         gpu_layers=offloaded_layers(draft.gpu_layers),
-    )
-
-
-def _text_settings(config: EdgeConfig) -> TextSettings:
-    return TextSettings(
-        seats=config.draft.seats,
-        max_waiting=config.api.max_queue,
-        privacy=Privacy[config.verifier.privacy.upper()],
-    )
-
-
-def _defaults(config: EdgeConfig, files: DraftFiles, template: str) -> Defaults:
-    return Defaults(
-        draft_name=model_name(Path(files.model).stem) if config.draft.is_loaded else "",
-        policy=config.draft.growth_policy(),
-        recall=config.draft.recall,
-        fallback=Fallback(config.verifier.fallback),
-        template=template,
-        sampling=config.api.sampling_defaults == "model",
     )
 
 

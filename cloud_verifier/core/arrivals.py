@@ -97,7 +97,34 @@ class Arrivals:
         chain = (1 if message.anchor is None else 0, *(1,) * (count - 1))[:count]  # each below the one before
         deltas, drafts = message.parent_deltas or chain, message.drafts or (None,) * count
         for token, byte, delta, draft in zip(message.tokens, message.logprobs, deltas, drafts, strict=True):
-            self._place(token, unpack_logprob(byte), delta, message.anchor, draft)
+            if not 0 <= token < self._vocab_size:
+                raise PeerError(
+                    f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
+                    Code.OUT_OF_RANGE,
+                )
+            wire_id = self._next_wire_id
+            self._next_wire_id += 1
+            parent = self._parent_place(delta, message.anchor, wire_id)
+            if not isinstance(parent, Dead) and parent.position + 1 >= self._max_length:
+                raise PeerError(
+                    f"node {wire_id} is at position {parent.position + 1}, beyond the session's last "
+                    f"position {self._max_length - 1}",
+                    Code.OUT_OF_RANGE,
+                )
+            most = self._max_live - self._offers.num_repeats
+            if self._tree.num_speculative >= most and self.num_live >= most:
+                self.num_dropped += 1
+                self._offers.dropped(parent, self._tree)
+                continue
+            place = self._tree.attach(parent, token, unpack_logprob(byte))
+            if isinstance(place, Node):
+                place.wire_id = wire_id
+                if self._offers.decides:
+                    self._offers.arrived(place, draft, self._vocab_size)
+            if place is not DEAD:
+                self._places[wire_id] = place
+                if len(self._places) > MAX_PLACES:
+                    del self._places[next(iter(self._places))]
 
     def _check_shape(self, message: Propose) -> None:
         count = len(message.tokens)
@@ -112,36 +139,6 @@ class Arrivals:
                 f"{self._tree.tip_position}",
                 Code.OUT_OF_RANGE,
             )
-
-    def _place(self, token: int, logprob: float, delta: int, anchor: int | None, draft: Draft | None) -> None:
-        if not 0 <= token < self._vocab_size:
-            raise PeerError(
-                f"proposed token id {token} is outside the vocabulary of {self._vocab_size}",
-                Code.OUT_OF_RANGE,
-            )
-        wire_id = self._next_wire_id
-        self._next_wire_id += 1
-        parent = self._parent_place(delta, anchor, wire_id)
-        if not isinstance(parent, Dead) and parent.position + 1 >= self._max_length:
-            raise PeerError(
-                f"node {wire_id} is at position {parent.position + 1}, beyond the session's last position "
-                f"{self._max_length - 1}",
-                Code.OUT_OF_RANGE,
-            )
-        most = self._max_live - self._offers.num_repeats
-        if self._tree.num_speculative >= most and self.num_live >= most:
-            self.num_dropped += 1
-            self._offers.dropped(parent, self._tree)
-            return
-        place = self._tree.attach(parent, token, logprob)
-        if isinstance(place, Node):
-            place.wire_id = wire_id
-            if self._offers.decides:
-                self._offers.arrived(place, draft, self._vocab_size)
-        if place is not DEAD:
-            self._places[wire_id] = place
-            if len(self._places) > MAX_PLACES:
-                del self._places[next(iter(self._places))]
 
     def _parent_place(self, delta: int, anchor: int | None, wire_id: int) -> Place:
         if delta == 0:

@@ -183,12 +183,9 @@ class Meters:
         if rate is None:
             return None
         if len(self._buckets) >= self._look_at:
-            self._forget_full(now)
+            for name, full in [*self._buckets.items()]:
+                if full.fill(now) >= full.rate.burst:
+                    del self._buckets[name]
             self._look_at = max(MAX_BUCKETS, 2 * len(self._buckets))  # a clean-up visits every bucket
         bucket = self._buckets[tenant] = TokenBucket(rate, rate.burst, now)
         return bucket
-
-    def _forget_full(self, now: float) -> None:
-        for name, bucket in [*self._buckets.items()]:
-            if bucket.fill(now) >= bucket.rate.burst:
-                del self._buckets[name]

@@ -388,13 +388,11 @@ class Vocabulary(_message.Message):
     def __init__(self, pieces: _Optional[_Iterable[bytes]] = ..., absent: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ErrorDetail(_message.Message):
-    __slots__ = ("fault", "retry_after_us", "client_fingerprint", "server_fingerprint")
+    __slots__ = ("fault", "retry_after_us", "server_fingerprint")
     FAULT_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_US_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SERVER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     fault: Fault
     retry_after_us: int
-    client_fingerprint: bytes
     server_fingerprint: bytes
-    def __init__(self, fault: _Optional[_Union[Fault, str]] = ..., retry_after_us: _Optional[int] = ..., client_fingerprint: _Optional[bytes] = ..., server_fingerprint: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, fault: _Optional[_Union[Fault, str]] = ..., retry_after_us: _Optional[int] = ..., server_fingerprint: _Optional[bytes] = ...) -> None: ...

@@ -68,14 +68,22 @@ def encode_response(message: ServerMessage) -> pb.SessionResponse:
             _fill_commit(response.commit, message)
             return response
         case Opened():
-            return pb.SessionResponse(opened=_encode_opened(message))
+            opened = pb.Opened(
+                position=message.position,
+                credit=message.credit,
+                hold_us=min(message.hold_us, MAX_US),
+                privacy=_encode_level(message.privacy),
+                cached=message.cached,
+            )
+            return pb.SessionResponse(opened=opened)
         case Hint():
             hint = pb.Hint(node=message.node, anchor=message.anchor, path=message.path, tokens=message.tokens)
             return pb.SessionResponse(hint=hint)
         case Drain():
             return pb.SessionResponse(drain=pb.Drain(grace_us=min(message.grace_us, MAX_US)))
         case Finish():
-            return pb.SessionResponse(finish=_encode_finish(message))
+            reason = pb.FinishReason.Name(message.reason.value)
+            return pb.SessionResponse(finish=pb.Finish(reason=reason, position=message.position))
         case _:
             assert_never(message)
 
@@ -147,16 +155,6 @@ def draft_tokens(drafts: Sequence[Draft | None]) -> list[int]:
     ]
 
 
-def _encode_opened(message: Opened) -> pb.Opened:
-    return pb.Opened(
-        position=message.position,
-        credit=message.credit,
-        hold_us=min(message.hold_us, MAX_US),
-        privacy=_encode_level(message.privacy),
-        cached=message.cached,
-    )
-
-
 def _fill_commit(out: pb.Commit, message: Commit) -> None:
     out.start = message.start
     out.tokens.extend(message.tokens)
@@ -181,11 +179,6 @@ def _fill_commit(out: pb.Commit, message: Commit) -> None:
         tops = [pair for each in message.logprobs for pair in each.top]
         out.top_tokens.extend(token for token, _ in tops)
         out.top_logprobs.extend(logprob for _, logprob in tops)
-
-
-def _encode_finish(message: Finish) -> pb.Finish:
-    reason = pb.FinishReason.Name(message.reason.value)
-    return pb.Finish(reason=reason, position=message.position)
 
 
 def _encode_level(privacy: Privacy | None) -> str | None:

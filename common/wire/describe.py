@@ -94,7 +94,7 @@ def decode_description(response: pb.DescribeResponse) -> Description:
     if version != PROTOCOL_VERSION:
         raise PeerError(f"describe.protocol_version is {version}; this edge speaks {PROTOCOL_VERSION} only")
     size = bounds.in_range("describe.vocab_size", response.vocab_size, 1, bounds.MAX_VOCAB_SIZE)
-    limit = bounds.MAX_POSITION
+    limit, load = bounds.MAX_POSITION, response.load
     eos = bounds.tokens("describe.eos_token_ids", response.eos_token_ids, 0, bounds.MAX_EOS_TOKENS)
     return Description(
         model=bounds.text("describe.model", response.model, bounds.MAX_MODEL_CHARS),
@@ -105,7 +105,9 @@ def decode_description(response: pb.DescribeResponse) -> Description:
         vocabulary=_decode_table(response.vocabulary, size) if response.HasField("vocabulary") else None,
         acceptance_rules=_decode_rules(response.acceptance_rules),
         version=bounds.text("describe.version", response.version, bounds.MAX_VERSION_CHARS),
-        load=_decode_load(response.load) if response.HasField("load") else None,
+        load=VerifierLoad(load.sessions, load.max_sessions, load.draining, load.turn_us)
+        if response.HasField("load")
+        else None,
         chat_template=bounds.page(
             "describe.chat_template", response.chat_template, bounds.MAX_TEMPLATE_BYTES
         ),
@@ -158,10 +160,6 @@ def _encode_load(load: VerifierLoad) -> pb.Load:
         draining=load.draining,
         turn_us=min(load.turn_us, MAX_US),
     )
-
-
-def _decode_load(message: pb.Load) -> VerifierLoad:
-    return VerifierLoad(message.sessions, message.max_sessions, message.draining, message.turn_us)
 
 
 def _encode_table(table: TokenTable) -> pb.Vocabulary:

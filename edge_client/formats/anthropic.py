@@ -375,7 +375,11 @@ class _TurnReader:
         """Read one turn. `is_past`: the user speaks after it."""
         match turn.text("role", longest=32):
             case "user":
-                self._user(turn)
+                for block in _blocks(turn, "content"):
+                    if block.any("type") == "tool_result":
+                        self._result(block)
+                    else:
+                        self._add("user", BETWEEN.join(_texts([block])))
             case "assistant":
                 self._assistant(turn)
             case "system":
@@ -391,13 +395,6 @@ class _TurnReader:
             self._add("user", reminder(text))
         else:
             self._add("system", text)
-
-    def _user(self, turn: Fields) -> None:
-        for block in _blocks(turn, "content"):
-            if block.any("type") == "tool_result":
-                self._result(block)
-            else:
-                self._add("user", BETWEEN.join(_texts([block])))
 
     def _result(self, block: Fields) -> None:
         identity = block.text("tool_use_id", longest=MAX_ID)

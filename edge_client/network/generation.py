@@ -163,11 +163,6 @@ class Generation:
             elsewhere = self._streams.elsewhere
             self._input(lambda now: self.session.on_stream_lost(lost, now, elsewhere))
 
-    def _on_probed(self, stream: VerifierStream, alive: bool) -> None:
-        if stream is self._stream:
-            elsewhere = self._streams.elsewhere
-            self._input(lambda now: self.session.on_probed(alive, now, elsewhere))
-
     def _on_ready(self) -> None:
         self._input(self.session.on_ready)
 
@@ -226,7 +221,10 @@ class Generation:
             return
 
         async def ask() -> None:
-            self._on_probed(stream, await stream.answers(patience))
+            alive = await stream.answers(patience)
+            if stream is self._stream:
+                elsewhere = self._streams.elsewhere
+                self._input(lambda now: self.session.on_probed(alive, now, elsewhere))
 
         self._question = asyncio.create_task(ask())
 

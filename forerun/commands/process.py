@@ -79,7 +79,14 @@ def _found(paths: EdgePaths) -> tuple[dict[str, Any], int]:
         return {"status": "stale", "pid": record.pid}, NOT_RUNNING
     from edge_client.process.client import client_of  # here: HTTP takes a while to import
 
-    state = {"status": "running", **_of_record(record)}
+    state = {
+        "status": "running",
+        "pid": record.pid,
+        "listen": record.listen,
+        "version": record.version,
+        "token_file": record.token_file,
+        "uptime": round(max(0.0, time.time() - record.started_at), 1),  # seconds
+    }
     try:
         told = client_of(record).get(STATUS_PATH)
     except ForerunError as error:
@@ -93,16 +100,6 @@ def _page(record: DaemonRecord) -> str:
     scheme = "https" if record.tls_cert else "http"
     token = f"#token=$(cat {shlex.quote(record.token_file)})" if record.token_file else ""
     return f"{scheme}://{record.listen}/{token}"
-
-
-def _of_record(record: DaemonRecord) -> dict[str, Any]:
-    return {
-        "pid": record.pid,
-        "listen": record.listen,
-        "version": record.version,
-        "token_file": record.token_file,
-        "uptime": round(max(0.0, time.time() - record.started_at), 1),  # seconds
-    }
 
 
 def _in_words(state: dict[str, Any]) -> str:
