@@ -49,8 +49,3 @@ async def test_padded_messages_have_one_size_per_direction_whatever_the_text() -
     assert {sizes[0] for sizes in up.values()} == {LEAST_OPEN_BYTES}
     assert {size for sizes in up.values() for size in sizes[1:]} == {UP_BYTES}
     assert {size for sizes in down.values() for size in sizes} == {DOWN_BYTES}
-
-
-async def test_with_log_probabilities_there_is_one_size_too() -> None:
-    _, down = await sizes_of_texts(5, logprobs=5)
-    assert {size for sizes in down.values() for size in sizes} == {512}

@@ -4,7 +4,6 @@ itself; and what one tenant sends never reaches another's session."""
 from __future__ import annotations
 
 import io
-import json
 import time
 from collections import Counter
 from dataclasses import replace
@@ -127,23 +126,6 @@ async def test_another_tenants_session_cannot_be_taken_over(town: Town) -> None:
         await live.code()
         again = await acme(opening(committed=whole[:8]))
         assert text_of(await answers(again)) == whole[8:]
-
-
-async def test_the_cache_tells_one_tenant_nothing_of_another(town: Town) -> None:
-    log = io.StringIO()
-    with writing("info", "json", log):
-        async with town.by_certificate() as system:
-            for tenant in ("acme", "globex", "globex", "acme"):
-                async with stub_of(system, town.of(tenant)) as begin:
-                    assert await answers(await begin(opening()))
-                await system.worker.wait_until_gone()
-    opened = [json.loads(line) for line in log.getvalue().splitlines() if "session opened" in line]
-    assert [(each["tenant"], each["cached_tokens"]) for each in opened] == [
-        ("acme", 0),
-        ("globex", 0),
-        ("globex", 2),
-        ("acme", 2),
-    ]
 
 
 WHOLE = target_alone((1, 2, 3), TEXT, EOS)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import datetime
 import logging
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,27 +195,6 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_told(
         system.server.lifecycle.look()
         assert await asked_anew(system, site.edge_tls) == "tiny"
         assert system.worker.snapshot().trust.expires_at == LATER.timestamp() != old
-
-
-async def test_a_secret_that_the_kubelet_has_swapped_is_taken(site: Site) -> None:
-    """The folder that is mounted holds links into a folder that is a link, and only that is swapped."""
-    second, mount = Authority(), site.folder / "mount"
-    mount.mkdir()
-    for name, authority in (("..1", site.first), ("..2", second)):
-        (mount / name).mkdir()
-        authority.issue(mount / name / "tls.crt", mount / name / "tls.key")
-    (mount / "..data").symlink_to("..1")
-    for file, place in (("tls.crt", 0), ("tls.key", 1)):
-        (mount / file).symlink_to(f"..data/{file}")
-        site.pair("server")[place].unlink()
-        site.pair("server")[place].symlink_to(mount / file)
-    async with site.running() as (system, channel):
-        run, pieces = await begun(channel)
-        (mount / "..new").symlink_to("..2")
-        os.replace(mount / "..new", mount / "..data")
-        put(site.ca("edge"), second.pem)
-        assert (await channel.describe()).model == "tiny"
-        await ended_well(system, run, pieces)
 
 
 async def test_an_edge_whose_own_certificate_has_expired_is_told_in_words(site: Site) -> None:

@@ -13,7 +13,7 @@ from common.errors import UserError
 from forerun.cli import main
 from lab import demo_models
 from schemes.rules.trained_judge import FloatArray, Judge, features
-from training.judging import Mismatch, Tokens, doctests_pass, fit, last_line, last_number, logistic, mine
+from training.judging import Mismatch, Tokens, doctests_pass, fit, last_line, last_number, mine
 
 # A pair with planted important tokens: the text is fillers and digits in turn, then the sum of the digits.
 # The draft always prefers the other filler, and at places 3 and 9 another digit.
@@ -82,21 +82,6 @@ def test_the_planted_tokens_are_found_important_and_no_others() -> None:
         assert important == [place in {3, 9} for place in places]
 
 
-def test_an_unimportant_token_is_kept_and_the_walk_goes_on_behind_it() -> None:
-    asked = list[Tokens]()
-
-    class NotingPair(ToyPair):
-        def view(self, tokens: Tokens, token: int) -> tuple[FloatArray, FloatArray | None]:
-            asked.append(tokens[1:])
-            return super().view(tokens, token)
-
-    mine(NotingPair(), PROMPTS[:1], answer)
-    own = ToyPair().write(PROMPTS[:1])[0]
-    assert asked[0] == ()
-    assert asked[1] == (FILLERS[1], own[1]), "the draft's filler in the target's place"
-    assert asked[3][3] == own[3], "the important digit was put back"
-
-
 def test_a_trained_judge_tells_the_planted_tokens_apart() -> None:
     pair, found = ToyPair(), fit(mine(ToyPair(), PROMPTS, answer))
     assert (found.recall, found.passed, found.num_held_out) == (1.0, 1.0, 4 * 8)
@@ -159,16 +144,6 @@ def test_the_threshold_is_the_highest_with_the_recall_that_was_asked_for(recall:
     assert found.recall >= recall
     rejected = sum(chance > found.judge.threshold for chance in hits)
     assert rejected / len(hits) < recall, "a higher threshold would let more pass"
-
-
-def test_the_weights_are_where_the_loss_is_least() -> None:
-    mismatches = noisy(500, seed=1)
-    rows = np.array([each.features for each in mismatches])
-    is_hit = np.array([each.important for each in mismatches])
-    weights = logistic(rows, is_hit, 2.0)
-    chances = 1 / (1 + np.exp(-(rows @ weights[:-1] + weights[-1])))
-    assert rows.T @ (chances - is_hit) + 2.0 * weights[:-1] == pytest.approx(np.zeros(4), abs=1e-6)
-    assert chances.sum() == pytest.approx(is_hit.sum())
 
 
 # Answers

@@ -51,6 +51,11 @@ def count(item: StepItem) -> np.ndarray:
     return ((item.tokens[item.outputs] + 1) % VOCAB).astype(np.int32)
 
 
+def result_of(plan: StepPlan) -> StepResult:
+    margins = tuple(np.zeros(len(item.outputs), np.float32) for item in plan.items)
+    return StepResult(tuple(count(item) for item in plan.items), margins)
+
+
 class Bench:
     """Runs steps by hand. Times are the caller's."""
 
@@ -91,8 +96,7 @@ class Bench:
         return plan
 
     def end(self, plan: StepPlan, now: float = 0.0) -> list[Effect]:
-        margins = tuple(np.zeros(len(item.outputs), np.float32) for item in plan.items)
-        self.scheduler.on_step_done(StepResult(tuple(count(item) for item in plan.items), margins), now)
+        self.scheduler.on_step_done(result_of(plan), now)
         return self.effects()
 
     def step(self, now: float = 0.0) -> list[Effect]:

@@ -9,12 +9,7 @@ from cloud_verifier.core.engine_protocol import StepPlan, StepResult
 from cloud_verifier.core.lookahead import NextStep
 from common.errors import LocalError
 from common.messages import Close, Propose
-from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, count, ends, rows
-
-
-def result_of(plan: StepPlan) -> StepResult:
-    margins = tuple(np.zeros(len(item.outputs), np.float32) for item in plan.items)
-    return StepResult(tuple(count(item) for item in plan.items), margins)
+from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ends, result_of, rows
 
 
 def writing(*lengths: int) -> Bench:

@@ -7,19 +7,18 @@ import random
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloud_verifier.core.admission import Caller, RetryTimes
 from cloud_verifier.core.effects import End, Reply
-from cloud_verifier.core.engine_protocol import StepPlan, StepResult
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.core.quotas import MAX_BUCKETS, MOST_AHEAD, Meters, Quota, Quotas, Rate
 from common.errors import CapacityError, ForerunError, UnavailableError, UserError
 from common.messages import Finish
 from tests import wording
-from tests.cloud_verifier.core.bench import VOCAB, Bench, ask, chain, count, ends, rows
+from tests.cloud_verifier.core.bench import VOCAB, Bench, ask, chain, ends, result_of, rows
 
 
 def meters(rate: float, burst: int | None = None) -> Meters:
@@ -283,8 +282,7 @@ class Played:
             self.note(plan)
             ahead = scheduler.look_ahead() if self.random.random() < 0.7 else None
             self.now += self.random.uniform(0.0, 0.05)
-            choices = tuple(count(item) for item in plan.items)
-            result = StepResult(choices, tuple(np.zeros(len(each), np.float32) for each in choices))
+            result = result_of(plan)
             going_on = ahead.complete(result) if ahead is not None and self.random.random() < 0.7 else None
             next_began = going_on is not None
             scheduler.on_step_done(result, self.now, self.now, next_began)

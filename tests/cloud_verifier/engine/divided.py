@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -26,8 +27,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_t
 from cloud_verifier.engine.parallel import join, leave
 from tests.cloud_verifier.engine.conformance import random_target
 from tests.cloud_verifier.engine.families import SERVED_FAMILIES, Family
-from tests.cloud_verifier.engine.ranks import SIZE, wait_for
-from tests.support.ports import free_port
+from tests.cloud_verifier.engine.ranks import fork_ranks, wait_for
 
 TOKENS = list(range(5, 30))
 
@@ -43,15 +43,11 @@ def num_wrapped(model: TargetModel) -> int:
     return sum(type(module) is torch.nn.Linear and isinstance(module.weight, DTensor) for module in found)
 
 
-def run_rank(rank: int, port: int, folder: Path, dtype: str, whole: TargetModel, out: Path) -> NoReturn:
+def run_rank(rank: int, folder: Path, dtype: str, whole: TargetModel, out: Path) -> NoReturn:
     """Load this rank's part, probe it with the other, and have rank 0 write what was found to `out`."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
     code = 1
     try:
-        found = probe_part(rank, folder, dtype, whole)
+        found = probe_part(folder, dtype, whole)
         if rank == 0:
             out.write_text(json.dumps(found))
         code = 0
@@ -59,7 +55,7 @@ def run_rank(rank: int, port: int, folder: Path, dtype: str, whole: TargetModel,
         os._exit(code)
 
 
-def probe_part(rank: int, folder: Path, dtype: str, whole: TargetModel) -> dict[str, Any]:
+def probe_part(folder: Path, dtype: str, whole: TargetModel) -> dict[str, Any]:
     ranks = join("cpu", 60.0)
     part = load_target(str(folder), dtype=dtype, with_tokenizer=False, num_processes=ranks.size)
     report = probe(part)
@@ -90,13 +86,9 @@ def divide(family: Family, dtype: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         whole.module.save_pretrained(folder)
-        port, out, processes = free_port(), folder / "found.json", []
-        for rank in range(SIZE):
-            process = os.fork()
-            if process == 0:
-                run_rank(rank, port, folder, dtype, whole, out)
-            processes.append(process)
-        codes = wait_for(processes, None)
+        out = folder / "found.json"
+        run = partial(run_rank, folder=folder, dtype=dtype, whole=whole, out=out)
+        codes = wait_for(fork_ranks(run), None)
         found = json.loads(out.read_text()) if out.exists() else {}
     return {"family": family.name, "dtype": dtype, "codes": codes, **found}
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -162,16 +163,13 @@ HANGING = {"leader_hangs": 0, "follower_hangs_in_a_step": 1}
 SCENARIOS = tuple(name for name in vars(Lead) if not name.startswith("_") and name != "wait_until_lost")
 
 
-def run_rank(rank: int, scenario: str, port: int, seen: Path) -> NoReturn:
+def run_rank(rank: int, scenario: str, folder: Path) -> NoReturn:
     """What `forerun verify` does with errors, in a process of its own."""
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
+    os.dup2(os.open(folder / f"{scenario}.{rank}", os.O_CREAT | os.O_WRONLY), 2)
     code = 0
     try:
         ranks = join("cpu", PATIENCE)
-        part = Lead(ranks) if ranks.leads else Follow(ranks, seen)
+        part = Lead(ranks) if ranks.leads else Follow(ranks, folder / f"{scenario}.seen")
         getattr(part, scenario if hasattr(part, scenario) else "follow")()
         leave()
     except ForerunError as error:
@@ -182,15 +180,17 @@ def run_rank(rank: int, scenario: str, port: int, seen: Path) -> NoReturn:
         os._exit(code)
 
 
-def start(scenario: str, folder: Path) -> list[int]:
-    """Fork both ranks; their process ids."""
+def fork_ranks(run: Callable[[int], NoReturn]) -> list[int]:
+    """Fork both ranks of a group, each of which runs with its number; their process ids."""
     port, processes = free_port(), []
     for rank in range(SIZE):
         process = os.fork()
         if process == 0:
-            errors = os.open(folder / f"{scenario}.{rank}", os.O_CREAT | os.O_WRONLY)
-            os.dup2(errors, 2)
-            run_rank(rank, scenario, port, folder / f"{scenario}.seen")
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+            )  # fmt: skip
+            run(rank)
         processes.append(process)
     return processes
 
@@ -209,7 +209,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        started = {scenario: start(scenario, folder) for scenario in SCENARIOS}
+        started = {each: fork_ranks(partial(run_rank, scenario=each, folder=folder)) for each in SCENARIOS}
         results = {}
         for scenario, processes in started.items():
             codes = wait_for(processes, HANGING.get(scenario))

@@ -117,11 +117,6 @@ async def text_of(run: Generation) -> tuple[int, ...]:
     return tuple(run.session.text)
 
 
-async def frames_of(call: Any) -> list[object]:
-    """All that come; raises how the call ends, if that is not well."""
-    return [frame async for frame in call]
-
-
 async def test_the_text_is_the_targets(cluster: Cluster) -> None:
     async with VerifierChannel(cluster.address) as channel:
         with DrafterThread(TinyDrafter()) as drafts:

@@ -7,20 +7,13 @@ import math
 import pytest
 
 from cloud_verifier.core.effects import Reply
-from cloud_verifier.core.engine_protocol import (
-    Followers,
-    GuessPlan,
-    GuessResult,
-    StepPlan,
-    StepResult,
-    TargetInfo,
-)
+from cloud_verifier.core.engine_protocol import Followers, GuessPlan, GuessResult, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
 from common.messages import Commit, Wait
 from common.tree import SpeculationTree
 from schemes.drafters.guessing import LEAST, SURE, Guessing, OwnGuesses, Wins, won_by_level
-from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, count
+from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, result_of
 
 STEP, LEVEL = 0.030, 0.001  # seconds
 
@@ -141,7 +134,7 @@ class GuessBench:
             plan = self.scheduler.next_step(self.now)
             assert plan is not None
             while plan is not None:
-                ahead, result = self.scheduler.look_ahead(), answers(plan)
+                ahead, result = self.scheduler.look_ahead(), result_of(plan)
                 self.now += STEP + self.row * sum(len(item.tokens) - 1 for item in plan.items)
                 plan = None if ahead is None else ahead.complete(result)
                 self.scheduler.on_step_done(result, self.now, next_began=plan is not None)
@@ -160,11 +153,6 @@ class GuessBench:
                 path.append(token)
             found.append(tuple(below))
         return GuessResult(tuple(found))
-
-
-def answers(plan: StepPlan) -> StepResult:
-    choices = tuple(count(item) for item in plan.items)
-    return StepResult(choices, tuple(each.astype("float32") + 1 for each in choices))
 
 
 def test_right_guesses_are_committed_and_told() -> None:
@@ -275,7 +263,7 @@ def test_the_drafter_reads_a_long_prompt_in_the_chunks_in_which_the_target_does(
         plan = bench.scheduler.next_step(bench.now)
         assert plan is not None
         bench.now += STEP
-        bench.scheduler.on_step_done(answers(plan), bench.now)
+        bench.scheduler.on_step_done(result_of(plan), bench.now)
         guesses = bench.scheduler.next_guess(bench.now)
         assert guesses is not None
         read.append({item.session: (len(item.prefix_slots), item.depth) for item in guesses.items})
@@ -296,7 +284,7 @@ def test_who_reads_a_prompt_pays_nothing_for_guesses_that_somebody_could_not_bea
         plan = bench.scheduler.next_step(bench.now)
         assert plan is not None
         bench.now += STEP
-        bench.scheduler.on_step_done(answers(plan), bench.now)
+        bench.scheduler.on_step_done(result_of(plan), bench.now)
         poor.account.balance = -1.0
         reading = bench.scheduler.sessions[2].account
         before = reading.balance
