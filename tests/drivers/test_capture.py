@@ -23,7 +23,7 @@ Sizes = dict[int, list[int]]
 """Bytes of each message of a direction, by stream."""
 
 
-async def sizes_of_texts(num_texts: int, **config: int) -> tuple[Sizes, Sizes]:
+async def sizes_of_texts(num_texts: int) -> tuple[Sizes, Sizes]:
     """Write texts of several policies, lengths, temperatures and drafts. Return the sizes of what the
     verifier has received and sent."""
     up, down = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
@@ -36,7 +36,7 @@ async def sizes_of_texts(num_texts: int, **config: int) -> tuple[Sizes, Sizes]:
             sampling = SamplingParams(0.3 * (number % 3), max_tokens=count, seed=number, ignore_eos=True)
             with DrafterThread(TinyDrafter(blend=0.25 * (number % 4))) as drafts:
                 policy = make_policy(POLICIES[number % len(POLICIES)])
-                run = generation(channel, drafts, sampling, policy, prompt, privacy=Privacy.PADDED, **config)
+                run = generation(channel, drafts, sampling, policy, prompt, privacy=Privacy.PADDED)
                 async for _ in run:
                     pass
             assert len(run.session.text) == count

@@ -194,6 +194,26 @@ async def test_a_step_that_fails_while_the_one_before_is_booked_costs_nobody_a_t
     worker.scheduler.check_integrity()
 
 
+async def test_steps_of_tips_follow_each_other_without_asking() -> None:
+    """How many is a matter of time; that some do is the point."""
+
+    def slowly(plan: StepPlan) -> None:
+        time.sleep(0.005)
+
+    asked, worker = [0], worker_with(slowly)
+    plan_next = worker.scheduler.next_step
+
+    def counted(now: float) -> StepPlan | None:
+        plan = plan_next(now)
+        asked[0] += plan is not None
+        return plan
+
+    worker.scheduler.next_step = counted  # type: ignore[method-assign]
+    results = await run(worker, (1, 2))
+    assert tuple(results[0][0]) == target_alone((1, 2), SAMPLING, EOS)
+    assert asked[0] < worker.scheduler.counters.num_steps
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_heartbeat_that_is_cancelled_ends_whatever_comes_at_that_moment(turns: int) -> None:
     """A verifier that drains would stay for ever: its last stream goes as its heartbeat is ended."""
