@@ -183,9 +183,12 @@ class AdaptivePolicy:
         """Return the unsent nodes that save more than they cost, counted with the nodes below. No node hangs
         on one left out."""
         price = self.settings.send * view.survival.mean  # each token of a weaker draft saves less
+        row_cost = min(
+            0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6)
+        )  # the verifier's, in turns
         gains = dict[int, float]()  # by node: its own gain and that of the nodes worth sending below
         for node in reversed(nodes):  # children before parents
-            gain = gains.get(node.id, 0.0) + self._saved(view, node) - price
+            gain = gains.get(node.id, 0.0) + self._saved(view, node, row_cost) - price
             gains[node.id] = gain
             if gain > 0 and node.parent is not None:
                 gains[node.parent] = gains.get(node.parent, 0.0) + gain
@@ -198,15 +201,12 @@ class AdaptivePolicy:
                 chosen.append(node)
         return chosen
 
-    def _saved(self, view: GrowthView, node: Node) -> float:
+    def _saved(self, view: GrowthView, node: Node, row_cost: float) -> float:
         """Return the turns that sending `node` now saves on average, its children in draft included. A late
-        node saves none; one in time costs a row if the tip is on its path by then."""
+        node saves none; one in time costs a row (`row_cost` turns) if the tip is on its path by then."""
         assert node.parent is not None, "the tip is never sent"
         tree = view.tree
         chance = math.exp(tree.worth(node))
-        row_cost = min(
-            0.5, view.step_time.per_row / max(view.turn.smoothed, 1e-6)
-        )  # of the verifier, in turns
         saved = SOON * chance if node.busy else 0.0
         for likely, forecast in self._outlook.cases:
             tip = forecast.tip_met(node.parent, view.now)
