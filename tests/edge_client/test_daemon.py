@@ -328,6 +328,21 @@ def test_commands_find_it_and_its_files_are_its_owners_alone(daemon: Daemon, pla
     assert daemon.address in asked.stdout
 
 
+def test_status_tells_what_there_is(daemon: Daemon, verifier: str) -> None:
+    status = daemon.get("/v1/status")
+    assert status["mode"] == "ahead"
+    assert status["privacy"] == "padded"
+    (one,) = status["verifiers"]
+    assert one["address"] == verifier
+    assert one["health"] == "ready"
+    assert one["rtt_ms"] > 0
+    daemon.openai.completions.create(model="default", prompt="The", max_tokens=4, temperature=0)
+    (one,) = daemon.get("/v1/status")["verifiers"]
+    assert one["privacy"] == {"up": "padded", "down": "padded"}
+    assert status["streams"] == [], "of texts under way"
+    assert status["draft"]["state"] in ("unloaded", "loading", "loaded")
+
+
 def test_a_second_interrupt_ends_a_busy_daemon_and_its_clients_are_told(
     verifier: str, tmp_path: Path
 ) -> None:
