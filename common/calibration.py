@@ -202,7 +202,7 @@ class Calibration:
     def __init__(self, prior: Prior | None = None) -> None:
         self.prior = prior = prior or Prior()
         self.confidence = prior.confidence
-        self.num_observed = 0
+        self.num_observed = self.num_best = 0  # choices, and how many were the first candidate
         self._sharpness = Followed(prior.confidence.sharpness, prior.sharpness)
         self._rest = Followed(prior.confidence.rest, prior.rest)
         self._miss = RatioEstimator(prior.confidence.miss, MISS_WEIGHT, HALF_LIFE)
@@ -214,6 +214,7 @@ class Calibration:
         if not scores:
             return  # a drafter that proposes nothing says nothing about its scores
         self.num_observed += 1
+        self.num_best += chosen == 0
         if len(scores) >= FULL_LIST:
             self._follow(scores, chosen, self.confidence.rest)
         else:

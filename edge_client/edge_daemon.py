@@ -214,7 +214,7 @@ class EdgeDaemon:
         patience = self._around.watchdog
 
         async def drafter_ping() -> None:
-            drafts = [pair.drafts for pair in pairs if pair.drafts is not None]
+            drafts = [model for pair in pairs if pair.drafts is not None for model in pair.drafts.models]
             if not all(await asyncio.gather(*(each.ping(patience) for each in drafts))):
                 raise LocalError("the draft model's thread does not answer")
 

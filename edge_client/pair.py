@@ -17,7 +17,7 @@ from edge_client.api.daemon_status import PairStatus, verifier_status
 from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.core.effects import Fallback
 from edge_client.draft.draft_models import DraftModels
-from edge_client.draft.shared_model import SharedDraftModel
+from edge_client.draft.updated_draft import UpdatedDraft
 from edge_client.network.client_tls import TlsSettings
 from edge_client.network.verifiers import Verifiers
 from edge_client.process.paths import path_of
@@ -43,7 +43,7 @@ class Pair:
     """Holds the parts of one pair."""
 
     service: TextEndpoints
-    drafts: SharedDraftModel | None
+    drafts: UpdatedDraft | None
     verifiers: Verifiers
     status: PairStatus
 
@@ -74,6 +74,7 @@ async def open_pair(
         keep_alive=draft.keep_alive,
         small=_llama(files.small, draft) if files.small else None,
         tokens=_llama(files.tokens, draft) if files.tokens else None,
+        updates=draft.updates,
     )
     section = config.verifier
     tls = verifier_tls(section)
@@ -97,7 +98,9 @@ async def open_pair(
         earlier=earlier,
     )
     if drafts is not None:
-        drafts.targets.append(lambda: texts.max_positions)
+        drafts.current.targets.append(lambda: texts.max_positions)
+        drafts.wanted = draft.update
+        drafts.start()
     defaults = Defaults(
         draft_name=model_name(Path(files.model).stem) if draft.is_loaded else "",
         policy=draft.growth_policy(),
@@ -127,17 +130,19 @@ def _llama(file: str, draft: DraftSection) -> LlamaSettings:
     )
 
 
-def _draft_status(drafts: SharedDraftModel | None, file: str) -> dict[str, Any]:
+def _draft_status(drafts: UpdatedDraft | None, file: str) -> dict[str, Any]:
     if drafts is None:
         return {"state": "off", "file": file}
+    model = drafts.current
     return {
-        "state": drafts.state.value,
-        "file": file,
-        "size_bytes": drafts.size_bytes,
-        "seats": drafts.num_seats,
-        "used": drafts.num_used,
-        "unloads_in_s": None if drafts.seconds_left is None else round(drafts.seconds_left, 1),
-        "error": drafts.failure,
+        "state": model.state.value,
+        "file": model.file,
+        "size_bytes": model.size_bytes,
+        "seats": model.num_seats,
+        "used": model.num_used,
+        "unloads_in_s": None if model.seconds_left is None else round(model.seconds_left, 1),
+        "error": model.failure,
+        **drafts.status(),
     }
 
 

@@ -26,6 +26,7 @@ MEBIBYTE = 1 << 20
 UNIX = "unix:"
 LONGEST_SOCKET_PATH = 100  # bytes; the kernels' limit is 104 on macOS and 108 on Linux, its end included
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+UPDATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}\.gguf(#[0-9a-fA-F]{64})?")
 TOPIC_LEVEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 
@@ -80,6 +81,11 @@ def _check_origins(values: tuple[str, ...]) -> str:
 def _check_sha256(value: str) -> str:
     is_hash = not value or SHA256.fullmatch(value)
     return "" if is_hash else "it must be 64 hex digits, as sha256sum prints them"
+
+
+def _check_update(value: str) -> str:
+    """Check that the value is empty, or names a file in a folder, which a fleet may choose and not leave."""
+    return "" if not value or UPDATE.fullmatch(value) else "it must be NAME.gguf or NAME.gguf#SHA256"
 
 
 def _check_policy(value: str) -> str:
@@ -226,6 +232,20 @@ class DraftSection:
         form="as draft.model; its weights are not read",
         is_path=True,
         alias="--tokens",
+    )
+    updates: str = file_setting(
+        "",
+        "where newer drafts come from: GGUF files of the same tokens, or adapters (LoRA) of draft.model; "
+        "a tenth of the texts tries each, and it stays if acceptance does not fall (docs/edge.md); empty: "
+        "nowhere",
+        form="a folder, or hf://organisation/repository",
+        is_path=True,
+    )
+    update: str = file_setting(
+        "",
+        "file in draft.updates to take; empty: the newest in the folder",
+        form="NAME.gguf, or NAME.gguf#SHA256",
+        check=_check_update,
     )
     threads: int = setting(
         0,
@@ -546,11 +566,13 @@ FLEET_MAY_SET = frozenset(
         "draft.keep_alive",
         "draft.recall",
         "draft.policy",
+        "draft.update",
         "draft.power_steps_per_second",
     }
 )
 """Settings that a fleet may set; each takes effect at once. All others are the owner's alone: trusted peers,
-the model, the paths of files. So a thief of the fleet's key cannot change them."""
+the model, the paths of files. So a thief of the fleet's key cannot change them, only choose among the drafts
+of a place that the owner has named (`draft.update`)."""
 
 SCHEMA = Schema(
     EdgeConfig,

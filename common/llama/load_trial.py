@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHILD = "common.llama.load_trial"
-RULES = 1
+RULES = 2
 """Version of the trial's checks. A file that has passed an older version is tried again."""
 
 PATIENCE = 60.0
@@ -99,9 +100,11 @@ class ModelTrials:
 
     def ensure(self, settings: LlamaSettings, *, weights: bool) -> None:
         """Return when the file of `settings` may be loaded, else raise `UserError` with the reason."""
-        path = Path(find_model(settings.path)).absolute()
+        model = Path(find_model(settings.path)).absolute()
+        path = Path(find_model(settings.adapter)).absolute() if settings.adapter else model
         with self._lock:
             wanted = mark_of(path) | {
+                **({"adapts": [str(model), mark_of(model)]} if settings.adapter else {}),
                 "accelerated": bool(settings.gpu_layers),  # layers on an accelerator, which runs other code
                 "batch_invariant": settings.batch_invariant,  # other kernels, too
                 "weights": weights,  # it was loaded whole
@@ -111,8 +114,8 @@ class ModelTrials:
                 return
             began = time.monotonic()
             logger.info("> trying %s in a process of its own", path)
-            patience = PATIENCE + (wanted["size"] / SLOWEST if weights else 0.0)
-            _try(replace(settings, path=str(path)), weights, patience)
+            patience = PATIENCE + (model.stat().st_size / SLOWEST if weights else 0.0)
+            _try(replace(settings, path=str(model)), weights, patience)
             logger.info("%s has passed its trial in %.1f s", path, time.monotonic() - began)
             cost = "the model is tried again at the next start"
             self._record.keep(str(path), wanted, cost)
@@ -237,7 +240,11 @@ def _decode(runtime: LlamaRuntime, tokens: list[int], positions: list[int], sequ
             f"llama.cpp loads {runtime.path} and cannot evaluate it (code {code}); the file is damaged, or "
             "memory is short. Fetch it again, or choose a smaller model"
         )
-    runtime.logits(1).max()  # read, as the ranker does
+    if not math.isfinite(runtime.logits(1).max()):  # the largest of logits with a NaN is NaN
+        raise UserError(
+            f"{runtime.settings.adapter or runtime.path} gives logits that are no numbers; its training has "
+            "failed, or the file is damaged; take another"
+        )
 
 
 if __name__ == "__main__":

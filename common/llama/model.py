@@ -45,6 +45,7 @@ class LlamaSettings:
     n_batch: int = 512  # tokens per llama_decode while prefilling
     max_rows: int = 32  # rows with logits per step; sizes llama.cpp's output buffers
     threads: int = 0  # 0 = one less than the processors of this process
+    adapter: str = ""  # a GGUF file of low-rank changes (LoRA) to the model's weights; empty: none
     gpu_layers: int = 0  # layers on accelerators; -1 = all
     tensor_split: tuple[float, ...] = ()  # shares of the accelerators; empty = by their free memory
     exact: bool = False  # f32 KV, no flash attention: a logit hardly depends on the batch

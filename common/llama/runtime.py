@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from common.errors import UserError
 from common.llama.batch import LlamaBatch
+from common.llama.files import find_model
 from common.llama.library import native_log
 from common.llama.model import LlamaModel, LlamaSettings
 
@@ -57,6 +58,8 @@ class LlamaRuntime(LlamaModel):
                     f"if memory is short, take fewer KV cells than {settings.n_ctx} (--context, --slots)"
                 )
             self._memory = self._library.llama_get_memory(self._context)
+            if settings.adapter:
+                self._adapt(settings.adapter)
             if not self._memory:
                 raise UserError(
                     f"{settings.path} keeps neither KV nor states in llama.cpp, so it is no decoder; choose "
@@ -79,6 +82,19 @@ class LlamaRuntime(LlamaModel):
         )
         self._logits_at = 0
         self._logits: FloatArray = np.empty((0, self.num_vocab), np.float32)
+
+    def _adapt(self, path: str) -> None:
+        """Add a file's low-rank changes to the weights in this context. The model frees them."""
+        library, file = self._library, find_model(path)
+        adapter = library.llama_adapter_lora_init(self._model, os.fsencode(file))
+        if not adapter:  # passed on, NULL crashes the process
+            raise UserError(
+                f"{file} cannot be used as an adapter of {self.path}{native_log().reason()}; take a LoRA in "
+                "GGUF that was trained on this model"
+            )
+        adapters, scales = (library.llama_adapter_lora_p_ctypes * 1)(adapter), (ctypes.c_float * 1)(1.0)
+        if code := library.llama_set_adapters_lora(self._context, adapters, 1, scales):
+            raise UserError(f"llama.cpp cannot add the adapter {file} to {self.path} (code {code})")
 
     def decode(self) -> int:
         """Evaluate `batch`. 0 = done; NO_KV_SLOT = nothing changed; else the KV may have changed."""

@@ -9,16 +9,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from common.child import available_memory
-from common.llama.load_trial import ModelTrials
+from common.llama.load_trial import KeptTable, ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
-from edge_client.draft.shared_model import SharedDraftModel
+from edge_client.draft.shared_model import MEMORY, SharedDraftModel
+from edge_client.draft.updated_draft import UpdatedDraft
 from edge_client.process.paths import EdgePaths
 
 logger = logging.getLogger(__name__)
-
-MEMORY = 2.0
-"""Memory that a model needs to be loaded, by the size of its file: as much again for KV cache and buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class OpenedDraft:
 
     words: LlamaModel  # the draft file's, or those of a file of the target's tokens
     vocabulary: Vocabulary  # of `words`
-    model: SharedDraftModel | None  # None: only the tokens are used
+    model: UpdatedDraft | None  # None: only the tokens are used
 
 
 class DraftModels:
@@ -40,7 +38,7 @@ class DraftModels:
     def __init__(
         self, paths: EdgePaths, stack: AsyncExitStack, available: Callable[[], int] | None = None
     ) -> None:
-        self._trials = ModelTrials(paths.tried)
+        self._trials, self._verdicts = ModelTrials(paths.tried), KeptTable(paths.state / "updates.json")
         self._stack = stack
         self._available = available or available_memory
         self._opened: dict[tuple[object, ...], OpenedDraft] = {}
@@ -54,14 +52,15 @@ class DraftModels:
         keep_alive: float,
         small: LlamaSettings | None = None,
         tokens: LlamaSettings | None = None,
+        updates: str = "",
     ) -> OpenedDraft:
         """Open the tokens and, if `drafting`, the draft model, whose weights are loaded when they are needed.
 
-        `small` is a smaller draft model in front of it. `tokens` is a file with the target's tokens; None:
-        the draft's are the target's. Another process tries each file first. Raises
-        `UserError` for an unloadable file.
+        `small` is a smaller draft model in front of it; newer ones come from `updates`. `tokens` is a file
+        with the target's tokens; None: the draft's are the target's. Another process tries each file first.
+        Raises `UserError` for an unloadable file.
         """
-        key = settings, small, tokens, drafting, seats, keep_alive
+        key = settings, small, tokens, drafting, seats, keep_alive, updates
         if key not in self._opened:
             logger.info("> reading the tokens of %s", (tokens or settings).path)
             model, words = None, None
@@ -70,9 +69,9 @@ class DraftModels:
                 words = self._stack.enter_context(LlamaModel(tokens or settings, weights=False))
             if drafting:
                 shared = settings, seats, keep_alive, self._trials, self._make_room, small
-                model = SharedDraftModel(*shared, target=words)
+                own = SharedDraftModel(*shared, target=words)
+                model, words = UpdatedDraft(own, updates, self._verdicts), words or own.tokens
                 self._stack.push_async_callback(model.close)
-                words = words or model.tokens
             assert words is not None, "opened here, or by the model"
             self._opened[key] = OpenedDraft(words, Vocabulary(words.token_table()), model)
         return self._opened[key]
@@ -83,7 +82,8 @@ class DraftModels:
         The free memory of an accelerator is unknown, so a model that goes there needs all idle ones away.
         """
         needed = math.inf if settings.gpu_layers else MEMORY * size
-        models = [each.model for each in self._opened.values() if each.model is not None]
+        opened = [each.model for each in self._opened.values() if each.model is not None]
+        models = [each for model in opened for each in model.models]
         idle = {model: left for model in models if (left := model.seconds_left) is not None}
         for model in sorted(idle, key=idle.__getitem__):
             if self._available() >= needed:

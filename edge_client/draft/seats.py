@@ -85,12 +85,15 @@ class DraftPool:
         on_release: Callable[[], None] = lambda: None,
         batch_times: Mapping[int, float] | None = None,
         group: GroupMaker = DraftGroup,
+        turns: threading.Lock | None = None,
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
-        tokens; None: learnt online. `group` makes the group of a runtime and so many seats."""
+        tokens; None: learnt online. `group` makes the group of a runtime and so many seats. `turns`: held in
+        each turn, so that pools which share it do not compute at once."""
         self.on_release = on_release
         self.num_seats = seats
         self.is_closing = False
+        self._turns = turns or threading.Lock()
         self._group = group(runtime, seats)
         if batch_times is not None:
             self._group.measured(batch_times)
@@ -191,7 +194,8 @@ class DraftPool:
             for place in self._next_places():
                 self._carry_out(place)
             try:
-                answers = self._group.turn()
+                with self._turns:
+                    answers = self._group.turn()
             except Exception as error:  # outermost frame of a turn: drafting ends, no text does
                 logger.exception("! the drafter failed")
                 for place in range(self.num_seats):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -11,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.errors import ForerunError, LocalError, UserError
+from common.errors import CapacityError, ForerunError, LocalError, UserError
 from common.grammar.compile_trial import in_thread
 from common.llama.files import find_model
 from common.llama.library import free_memory
 from common.llama.load_trial import ModelTrials
-from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.model import LlamaGrammars, LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.offers import offer
@@ -34,6 +35,9 @@ CLOSE_PATIENCE = 30.0
 
 SEAT_TOKENS = 1024
 """Tokens for each seat that an automatic context has at least, as far as memory allows: a chat."""
+
+MEMORY = 2.0
+"""Memory that a model needs to be loaded, by the size of its file: as much again for KV cache and buffers."""
 
 LEAST_CELLS = 512
 """Cells of an automatic context where memory is short. Texts that need more are written without the draft."""
@@ -73,20 +77,28 @@ class SharedDraftModel:
         small: LlamaSettings | None = None,
         free: Callable[[int], int] = free_memory,
         target: LlamaModel | None = None,
+        like: SharedDraftModel | None = None,
     ) -> None:
-        self.targets = list[Callable[[], int]]()  # each returns the longest text of a target; 0: unknown
+        """Take the tokens and measured times of `like`, another model of the same tokens, if there is one."""
+        # Each returns the longest text of a target; 0: unknown.
+        self.targets: list[Callable[[], int]] = like.targets if like else []
         self._free = free
         self.pace = DraftTimes()  # of this model, over all its texts
-        self._tables: PaceTables | None = None  # measured when it is first loaded
+        self._tables: PaceTables | None = like._tables if like else None  # measured when it is first loaded
+        if self._tables is not None:
+            self._tables.teach(self.pace)
         self._trials = trials
-        if trials is not None:
+        if trials is not None and like is None:
             trials.ensure(settings, weights=False)
-        self.tokens = LlamaModel(settings, weights=False)
-        self._grammars = (target or self.tokens).grammars
-        self._group: GroupMaker = DraftGroup
+        self._like = like
+        self._turns: threading.Lock = like._turns if like else threading.Lock()
+        self.tokens: LlamaModel = like.tokens if like else LlamaModel(settings, weights=False)
+        self._grammars: LlamaGrammars = like._grammars if like else (target or self.tokens).grammars
+        self._group: GroupMaker = like._group if like else DraftGroup
         if target is not None:
             self._group = _offered("translated")(self.tokens, target).group
-        self.size_bytes = Path(self.tokens.path).stat().st_size  # of the file
+        self.path = find_model(settings.path)
+        self.size_bytes = Path(self.path).stat().st_size  # of the file
         if small is not None:
             self.size_bytes += Path(find_model(small.path)).stat().st_size
         self.state = ModelState.UNLOADED
@@ -148,13 +160,40 @@ class SharedDraftModel:
         without drafts."""
         async with self._change:
             await self._put_away()
-        self.tokens.close()
+        if self._like is None:
+            self.tokens.close()
+
+    def sibling(self, *, path: str = "", adapter: str = "") -> SharedDraftModel:
+        """Return another draft model: of the file `path`, or of this one's file with an adapter. It has this
+        one's tokens and grammars. Another process has tried its weights.
+
+        Raise `UserError` for a file that fails or has other tokens, and `CapacityError` if memory is short.
+        """
+        settings = replace(self._settings, path=path or self._settings.path, adapter=adapter)
+        needed = MEMORY * Path(find_model(settings.path)).stat().st_size
+        free = self._free(settings.gpu_layers)
+        if 0 < free < needed:
+            raise CapacityError(
+                f"a second draft model needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free; end "
+                "other programs, or take a smaller draft"
+            )
+        if self._trials is not None:
+            self._trials.ensure(settings, weights=True)
+        with LlamaModel(settings, weights=False) as other:
+            self._check_tokens(other)
+        own = (self.num_seats, self._keep_alive, self._trials, self._make_room, self._small, self._free)
+        return SharedDraftModel(settings, *own, like=self)
 
     async def ping(self, patience: float) -> bool:
         """Return whether the drafter is idle, or ends its turn within `patience` seconds."""
         return self._pool is None or await self._pool.ping(patience)
 
     # --- monitoring -------------------------------------------------------------------------------------
+
+    @property
+    def file(self) -> str:
+        """The file that tells this model from others: its adapter's, or its own."""
+        return self._settings.adapter or self.path
 
     @property
     def num_used(self) -> int:
@@ -182,7 +221,7 @@ class SharedDraftModel:
     async def _load(self) -> None:
         async with self._change:
             self.state, self.failure = ModelState.LOADING, ""
-            logger.info("> loading the draft model %s", self.tokens.path)
+            logger.info("> loading the draft model %s", self.file)
             try:
                 if self._make_room is not None:
                     await self._make_room(self._settings, self.size_bytes)
@@ -218,7 +257,8 @@ class SharedDraftModel:
                 self._check_tokens(small)
             tables = self._tables or measure_pace(runtime)
             group = partial(_offered("cascade"), small=smaller[0]) if smaller else self._group
-            pool = DraftPool(runtime, self.num_seats, self._on_release, tables.batches, group)
+            told = self._on_release, tables.batches, group, self._turns
+            pool = DraftPool(runtime, self.num_seats, *told)
             return runtimes, pool, tables
         except ForerunError:
             for each in runtimes:
@@ -233,10 +273,11 @@ class SharedDraftModel:
                 self._trials.ensure(each, weights=True)
         if self._settings.n_ctx:
             return settings
-        kv_bytes = self.tokens.kv_bytes
-        for each in settings[1:]:
-            with LlamaModel(each, weights=False) as small:
-                kv_bytes += small.kv_bytes
+        known = self.path == self.tokens.path
+        kv_bytes = self.tokens.kv_bytes if known else 0
+        for each in settings[known:]:
+            with LlamaModel(each, weights=False) as other:
+                kv_bytes += other.kv_bytes
         free = self._free(self._settings.gpu_layers)
         beside = max(1, free - self.size_bytes) if free else 0  # of which the weights need their part
         trained = self.tokens.context_length
@@ -244,12 +285,11 @@ class SharedDraftModel:
         logger.info("the draft's context has %d tokens of %d bytes", n_ctx, kv_bytes)
         return [replace(each, n_ctx=n_ctx) for each in settings]
 
-    def _check_tokens(self, small: LlamaRuntime) -> None:
-        own, other = (Vocabulary(each.token_table()).fingerprint for each in (self.tokens, small))
-        if own != other:
+    def _check_tokens(self, other: LlamaModel) -> None:
+        if len({Vocabulary(each.token_table()).fingerprint for each in (self.tokens, other)}) > 1:
             raise UserError(
-                f"the small draft {small.path} has other tokens than the draft model {self.tokens.path}; "
-                "take a smaller model of the same family, or leave draft.small empty"
+                f"{other.path} has other tokens than the draft model {self.tokens.path}; take a model of the "
+                "same family"
             )
 
     def _on_load_ended(self, task: asyncio.Task[None]) -> None:
@@ -269,7 +309,7 @@ class SharedDraftModel:
         if await pool.close(CLOSE_PATIENCE):
             for runtime in runtimes:
                 await asyncio.to_thread(runtime.close)
-            logger.info("< the draft model %s is unloaded", self.tokens.path)
+            logger.info("< the draft model %s is unloaded", self.file)
         else:  # freeing memory that its thread still reads would end the process
             logger.error("! llama.cpp hangs in the draft model; its memory is lost until this process ends")
 

@@ -86,6 +86,7 @@ class FleetFollower:
             config = configs[pair.name]
             if pair.drafts is not None:
                 pair.drafts.keep_alive = config.draft.keep_alive
+                pair.drafts.wanted = config.draft.update
             pair.service.defaults = replace(
                 pair.service.defaults,
                 policy=policies[pair.name],

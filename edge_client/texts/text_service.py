@@ -60,6 +60,18 @@ class DraftSource(Protocol):
         ...
 
 
+class DraftChoice(Protocol):
+    """Chooses the draft model of each text (`UpdatedDraft`)."""
+
+    def choose(self) -> DraftSource:
+        """Return the model of a text that begins."""
+        ...
+
+    def judge(self, model: DraftSource, num_best: int, num_observed: int) -> None:
+        """Take a text's end. `num_best` of `num_observed` choices of the target were the model's first."""
+        ...
+
+
 class FileTexts(Protocol):
     """Holds texts of the user's files to look up in (`schemes.drafters.file_index`)."""
 
@@ -134,6 +146,7 @@ class Live:
 
     answer: TextAnswer
     client: str
+    drafts: DraftSource | None
     before: list[str] = field(default_factory=list)  # notes from before it began
 
     @property
@@ -157,7 +170,7 @@ class TextService:
         words: Words,
         vocabulary: Vocabulary,
         verifiers: VerifierChoice,
-        drafts: DraftSource | None,
+        drafts: DraftChoice | None,
         settings: TextSettings,
         clock: Callable[[], float] = time.monotonic,
         admission: Admission | None = None,
@@ -218,7 +231,8 @@ class TextService:
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
             notes = list[str]()
-            seat = await self._seat(request, account, notes)
+            drafts = None if self._drafts is None else self._drafts.choose()
+            seat = await self._seat(request, drafts, account, notes)
             if seat is not None:
                 stack.callback(seat.release)
             if self._file_texts is not None:
@@ -230,8 +244,9 @@ class TextService:
                 is_off = _policy_of(request, has_seat=seat is not None) == "off"
                 account.mode = (Mode.SERVER_ONLY if is_off else Mode.AHEAD).value
             ends = request.sampling.ends(self._eos_ids(request.writer))
-            answer = TextAnswer(request, self.words, ends, self._begin(request, seat), account, self._clock)
-            live = Live(answer, client, notes)
+            begin = self._begin(request, drafts, seat)
+            answer = TextAnswer(request, self.words, ends, begin, account, self._clock)
+            live = Live(answer, client, drafts, notes)
             self.live[request.id] = live
             try:
                 yield live
@@ -239,10 +254,12 @@ class TextService:
                 del self.live[request.id]
                 self._end(live)
 
-    async def _seat(self, request: TextRequest, account: TextAccount, notes: list[str]) -> DraftSeat | None:
+    async def _seat(
+        self, request: TextRequest, drafts: DraftSource | None, account: TextAccount, notes: list[str]
+    ) -> DraftSeat | None:
         """Return a seat at the draft model; None, with a note, if the verifier writes alone. Only a text by
         the draft alone waits for the model to load."""
-        if self._drafts is None or not request.drafts:
+        if drafts is None or not request.drafts:
             return None
 
         def refused(error: ForerunError) -> None:
@@ -250,7 +267,7 @@ class TextService:
             notes.append(f"nothing is drafted: {error}")
             account.mode = Mode.SERVER_ONLY.value
 
-        coming = asyncio.create_task(self._acquire(self._drafts, request))
+        coming = asyncio.create_task(self._acquire(drafts, request))
         try:
             await asyncio.wait({coming}, timeout=None if request.writer is Writer.DRAFT else AT_ONCE)
         except asyncio.CancelledError:
@@ -273,12 +290,14 @@ class TextService:
             await drafts.prepare(request.sampling.grammar)
         return await drafts.acquire(request.prompt)
 
-    def _begin(self, request: TextRequest, seat: DraftSeat | None) -> Callable[[Sequence[int]], SessionRun]:
+    def _begin(
+        self, request: TextRequest, drafts: DraftSource | None, seat: DraftSeat | None
+    ) -> Callable[[Sequence[int]], SessionRun]:
         if request.writer is Writer.DRAFT:
             assert seat is not None, "asked for before"
             eos = self._eos_ids(request.writer)
             return lambda written: AloneRun(seat, request.prompt, request.sampling, eos, self._clock, written)
-        key, skill = key_of(self._name, request.prompt), self._skill(request, seat)
+        key, skill = key_of(self._name, request.prompt), self._skill(request, drafts, seat)
         route = self.verifiers.route(key, skill, request.target)
 
         def begin(written: Sequence[int]) -> SessionRun:
@@ -286,16 +305,16 @@ class TextService:
             earlier = None if self._earlier is None else self._earlier.index
             files = () if self._file_texts is None else self._file_texts.indexes
             shared = SharedTexts(earlier, files)
-            pace = self._drafts.pace if self._drafts is not None else None
+            pace = drafts.pace if drafts is not None else None
             session = EdgeSession(self._config(request, written, seat, route), policy, shared, pace=pace)
             return Generation(session, route, seat)
 
         return begin
 
-    def _skill(self, request: TextRequest, seat: DraftSeat | None) -> DraftSkill:
-        if self._drafts is None or seat is None or request.policy == "off":
+    def _skill(self, request: TextRequest, drafts: DraftSource | None, seat: DraftSeat | None) -> DraftSkill:
+        if drafts is None or seat is None or request.policy == "off":
             return NO_DRAFT
-        return DraftSkill(self._acceptance, self._drafts.pace.rows.predict(1))
+        return DraftSkill(self._acceptance, drafts.pace.rows.predict(1))
 
     def _config(
         self, request: TextRequest, written: Sequence[int], seat: DraftSeat | None, streams: StreamSource
@@ -338,6 +357,9 @@ class TextService:
             self._beliefs.learn(session.config.sampling, session.calibration)
             if session.stats.drafted:
                 self._acceptance = session.view.acceptance.ratio
+            if self._drafts is not None and live.drafts is not None:
+                told = session.calibration
+                self._drafts.judge(live.drafts, told.num_best, told.num_observed)
             if self._earlier is not None:
                 self._earlier.text_ended()
         figures, request = answer.figures, answer.request

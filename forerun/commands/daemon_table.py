@@ -77,7 +77,9 @@ def _draft(told: Json) -> str:
         parts.append(f"{told.get('used', 0)} of {seats} seats taken")
     if (left := told.get("unloads_in_s")) is not None:
         parts.append(f"unloaded in {duration(left)}")
-    return f"draft: {_joined([*parts, str(told.get('error') or '')])}"
+    if trial := told.get("trial"):
+        parts.append(f"on trial: {flat(trial)}")
+    return f"draft: {_joined([*parts, str(told.get('error') or ''), str(told.get('last_trial') or '')])}"
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -116,7 +116,7 @@ class ScriptedRun:
 class ScriptedTexts(TextService):
     """Texts by a script, without a verifier."""
 
-    def _begin(self, request: TextRequest, seat: object) -> Callable[[Sequence[int]], SessionRun]:
+    def _begin(self, request: TextRequest, *_: object) -> Callable[[Sequence[int]], SessionRun]:
         prompt = b"".join(TABLE[token] for token in request.prompt).decode()
         answer = ANSWERS.get(newest(prompt).removeprefix("user\n"), ANSWERS["plain"])
         tokens = (*answer.encode(), *Bytes.eos_ids)

@@ -91,6 +91,12 @@ class Seats:
         self.blend = blend
         self.step_time = step_time
 
+    def choose(self) -> Seats:
+        return self
+
+    def judge(self, model: object, num_best: int, num_observed: int) -> None:
+        pass
+
     async def prepare(self, grammar: str) -> None:
         raise UserError("a tiny drafter knows no grammars")
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from common.llama.model import LlamaSettings
-from edge_client.draft.draft_models import MEMORY, DraftModels, OpenedDraft
-from edge_client.draft.shared_model import ModelState, SharedDraftModel
+from edge_client.draft.draft_models import DraftModels, OpenedDraft
+from edge_client.draft.shared_model import MEMORY, ModelState, SharedDraftModel
 from edge_client.pair import DraftFiles, open_pair
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import load_config
@@ -44,7 +44,7 @@ class Folder:
     def model(self, file: int, keep_alive: float = LONG_AGO, **changes: Any) -> SharedDraftModel:
         found = self.open(file, keep_alive, **changes).model
         assert found is not None
-        return found
+        return found.current
 
 
 @pytest.fixture

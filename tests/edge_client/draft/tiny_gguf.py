@@ -96,6 +96,26 @@ def write_copy(path: Path, source: Path, more: Fields | None = None, *, weights:
     return path
 
 
+def write_adapter(path: Path, base: Path, scale: float, seed: int = 1) -> Path:
+    """Write random low-rank changes of the feed-forward layers of `base`; a scale of 0 changes nothing."""
+    reader, rng = gguf.GGUFReader(base), np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    writer.add_string("general.type", "adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 2.0)
+    for tensor in reader.tensors:
+        if tensor.name.endswith("ffn_down.weight"):
+            columns, rows = map(int, tensor.shape)
+            a, b = rng.standard_normal((2, columns)), scale * rng.standard_normal((rows, 2))
+            writer.add_tensor(f"{tensor.name}.lora_a", a.astype(np.float32))
+            writer.add_tensor(f"{tensor.name}.lora_b", b.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def tiny_tokens(num_vocab: int) -> list[str]:
     """Spelling of each token: bytes, the merges' results, fillers, a control token, a padding entry."""
     tokens = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in MERGES)]

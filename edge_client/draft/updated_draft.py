@@ -1,0 +1,221 @@
+"""Serves texts by a draft model, and replaces it by a newer one that proves itself, without a restart.
+
+A newer draft is a GGUF file of the same tokens, or an adapter (LoRA) of the configured model. It lies in a
+folder, of which the newest file is taken, or on the hub, and a fleet may name the file. Another process tries
+it. Then it is loaded beside the model in force, which goes on meanwhile, and a part of the texts has it
+(`Canary`). A text keeps its draft model to its end. So no text waits for a change, and no KV of one model is
+read by another. Texts are the target's with every draft, so a change costs speed at worst.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import ForerunError, UserError
+from common.llama.files import find_model, is_remote
+from common.llama.load_trial import KeptTable, mark_of
+from edge_client.draft.canary import Canary, Verdict
+from edge_client.draft.shared_model import SharedDraftModel
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 60.0
+"""Seconds between two looks for a newer draft."""
+
+LEAST = 8
+"""Choices of the target below a draft that make a text's acceptance count."""
+
+HEAD = 1 << 16  # bytes; an adapter's metadata are shorter
+IS_ADAPTER = (
+    b"general.type" + struct.pack("<IQ", 8, 7) + b"adapter"
+)  # key, gguf_type of strings, length, value
+
+
+class UpdatedDraft:
+    """Owns a pair's draft models, from `start` (without it nothing is replaced) to `close`.
+
+    Args: configured: the owner's model, which serves until a newer one is kept. place: a folder or
+    hf://organisation/repository. verdicts: keeps which files stayed and which were rolled back.
+    """
+
+    def __init__(
+        self,
+        configured: SharedDraftModel,
+        place: str = "",
+        verdicts: KeptTable | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.current = self._configured = configured
+        self.models = [configured]  # all that were in force or tried
+        self.wanted = ""  # NAME or NAME#SHA256 of a file in the place; empty: the newest
+        self.last = ""  # the end of the last trial, in words
+        self._place, self._verdicts, self._chance = place, verdicts or KeptTable(None), chance
+        self._keep_alive = configured.keep_alive
+        self._newer: SharedDraftModel | None = None  # on trial
+        self._canary = Canary()
+        self._seen: tuple[str, object] | None = None  # file and mark that were looked at last
+        self._task: asyncio.Task[None] | None = None
+
+    # --- texts ------------------------------------------------------------------------------------------
+
+    def choose(self) -> SharedDraftModel:
+        """Return the draft model of a text that begins."""
+        newer = self._newer
+        return newer if newer is not None and self._canary.serves(self._chance()) else self.current
+
+    def judge(self, model: object, num_best: int, num_observed: int) -> None:
+        """Take a text that has ended. `num_best` of `num_observed` choices of the target were the draft's."""
+        newer = self._newer
+        if newer is None or model not in (newer, self.current) or num_observed < LEAST:
+            return
+        verdict = self._canary.add(num_best / num_observed, is_new=model is newer)
+        if verdict is not Verdict.OPEN:
+            self._newer = None
+            before, new = self._canary.means
+            self._tell(f"{newer.file} was {verdict.value}: acceptance {new:.3f}, and {before:.3f} before")
+            asyncio.get_running_loop().run_in_executor(None, self._keep, newer.file, verdict)
+            if verdict is Verdict.KEPT:
+                self._use(newer)
+            else:
+                newer.keep_alive = 0.0
+
+    @property
+    def keep_alive(self) -> float:
+        """Idle seconds until a model is unloaded. May be set at any time."""
+        return self._keep_alive
+
+    @keep_alive.setter
+    def keep_alive(self, seconds: float) -> None:
+        self._keep_alive = seconds
+        for model in filter(None, (self.current, self._newer)):
+            model.keep_alive = seconds
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status page shows of newer drafts; empty before the first."""
+        trial = dict[str, Any]()
+        if self._newer is not None:
+            before, new = (round(mean, 3) for mean in self._canary.means)
+            num_before, num_new = self._canary.num_texts
+            trial = {"file": self._newer.file, "texts": num_new, "acceptance": new}
+            trial |= {"texts_before": num_before, "acceptance_before": before}
+        return {name: value for name, value in (("trial", trial), ("last_trial", self.last)) if value}
+
+    # --- newer drafts -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look for newer drafts, if there is a place for them."""
+        if self._place and self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Unload all models; see `SharedDraftModel.close`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for model in reversed(self.models):  # the first owns the tokens
+            await model.close()
+
+    async def _run(self) -> None:
+        if path := await asyncio.to_thread(self._kept_before):
+            await self._look_at(path, canary=False)
+        while True:
+            await self._look()
+            await asyncio.sleep(LOOK_EVERY)
+
+    async def _look(self) -> None:
+        """Try a draft that was not seen before; without any, go back to the configured one."""
+        wanted = self.wanted
+        try:
+            path, mark = await asyncio.to_thread(newest, self._place, wanted)
+        except ForerunError as error:
+            path, mark = "", str(error)
+            if self._seen != (path, mark):
+                self._tell(str(error))
+        if self._seen == (path, mark):
+            return
+        self._seen = path, mark
+        if self._newer is not None:
+            self._tell(f"the trial of {self._newer.file} was ended, because another draft is offered")
+            self._newer.keep_alive, self._newer = 0.0, None
+        if path and path != self.current.file:
+            await self._look_at(path, canary=True)
+        elif not path and not isinstance(mark, str) and self.current is not self._configured:
+            self._tell(f"{self.current.file} was withdrawn")
+            self._use(self._configured)
+
+    async def _look_at(self, path: str, *, canary: bool) -> None:
+        """Load a newer draft beside the one in force. Refuse it, with a reason, if that fails."""
+        try:
+            sha256 = self.wanted.partition("#")[2] if canary else ""
+            newer = await asyncio.to_thread(self._made, path, sha256)
+            if newer is None:
+                return
+            self.models.append(newer)
+            await newer.load()
+        except (ForerunError, OSError) as error:
+            self._tell(f"{path} is not used, {self.current.file} stays: {error}")
+            return
+        if canary:
+            logger.info("> %s is tried on a tenth of the texts", path)
+            self._canary, self._newer = Canary(), newer
+        else:
+            self._use(newer)
+
+    def _made(self, path: str, sha256: str) -> SharedDraftModel | None:
+        """Return a model that has passed its trial; None if it was rolled back before. Raise `ForerunError`
+        or `OSError`."""
+        if self._verdicts.load().get(path) == self._entry(path, Verdict.WORSE):
+            return None
+        find_model(path, sha256)
+        with open(path, "rb") as file:
+            is_adapter = IS_ADAPTER in file.read(HEAD)
+        return self._configured.sibling(**{"adapter" if is_adapter else "path": path})
+
+    def _use(self, model: SharedDraftModel) -> None:
+        """Let texts that begin from now on have this model."""
+        self.current.keep_alive = 0.0  # unloaded when its last text ends
+        self.current = model
+        model.keep_alive = self._keep_alive
+
+    def _tell(self, words: str) -> None:
+        self.last = words
+        logger.warning("! %s", words)
+
+    # --- verdicts ---------------------------------------------------------------------------------------
+
+    def _keep(self, path: str, verdict: Verdict) -> None:
+        self._verdicts.keep(path, self._entry(path, verdict), "a draft is tried again after a restart")
+
+    def _entry(self, path: str, verdict: Verdict) -> dict[str, Any]:
+        about = {"verdict": verdict.value, "place": self._place, "instead_of": self._configured.path}
+        return mark_of(Path(path)) | about
+
+    def _kept_before(self) -> str:
+        """Return the file that an earlier run kept last; empty if there is none or it has changed."""
+        for path, entry in reversed(self._verdicts.load().items()):
+            if Path(path).is_file() and entry == self._entry(path, Verdict.KEPT):
+                return path
+        return ""
+
+
+def newest(place: str, wanted: str) -> tuple[str, object]:
+    """Return the file that a place offers, with a mark of its content; ("", None) if there is none.
+
+    `wanted` is NAME or NAME#SHA256; empty: the newest *.gguf of a folder. Raise `ForerunError` for a missing
+    one.
+    """
+    name = wanted.partition("#")[0]
+    if is_remote(place):
+        return (find_model(f"{place.rstrip('/')}/{name}"), wanted) if name else ("", None)
+    files = [Path(place).expanduser() / name] if name else list(Path(place).expanduser().glob("*.gguf"))
+    try:
+        path = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        return (str(path.absolute()), (wanted, mark_of(path))) if path else ("", None)
+    except OSError as error:
+        raise UserError(f"no newer draft can be read in {place}: {error.strerror or error}") from error
