@@ -32,9 +32,8 @@ LEAST = 8
 """Choices of the target below a draft that make a text's acceptance count."""
 
 HEAD = 1 << 16  # bytes; an adapter's metadata are shorter
-IS_ADAPTER = (
-    b"general.type" + struct.pack("<IQ", 8, 7) + b"adapter"
-)  # key, gguf_type of strings, length, value
+IS_ADAPTER = b"general.type" + struct.pack("<IQ", 8, 7) + b"adapter"
+"""Key, gguf_type of a string, its length, and the string."""
 
 
 class UpdatedDraft:
@@ -64,9 +63,9 @@ class UpdatedDraft:
 
     # --- texts ------------------------------------------------------------------------------------------
 
-    def choose(self) -> SharedDraftModel:
-        """Return the draft model of a text that begins."""
-        newer = self._newer
+    def choose(self, *, alone: bool = False) -> SharedDraftModel:
+        """Return the draft model of a text that begins. If the draft writes `alone`, it is that in force."""
+        newer = None if alone else self._newer
         return newer if newer is not None and self._canary.serves(self._chance()) else self.current
 
     def judge(self, model: object, num_best: int, num_observed: int) -> None:

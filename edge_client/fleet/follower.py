@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from common.errors import UserError
+from common.wire.bounds import model_name
 from edge_client.core.effects import Fallback
 from edge_client.fleet.document import Kill
 from edge_client.network.member import Health, VerifierStatus
@@ -33,7 +35,12 @@ class FleetFollower:
     def about(self) -> dict[str, str]:
         """Return the facts that a birth reports."""
         ready = self._ready()
-        drafts = [pair.service.defaults.draft_name for pair in self.pairs]
+        drafts = [
+            model_name(Path(pair.drafts.current.file).stem)
+            if pair.drafts
+            else pair.service.defaults.draft_name
+            for pair in self.pairs
+        ]
         return {
             "version": self.version,
             "draft": ", ".join(dict.fromkeys(filter(None, drafts))),

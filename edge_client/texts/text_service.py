@@ -63,8 +63,8 @@ class DraftSource(Protocol):
 class DraftChoice(Protocol):
     """Chooses the draft model of each text (`UpdatedDraft`)."""
 
-    def choose(self) -> DraftSource:
-        """Return the model of a text that begins."""
+    def choose(self, *, alone: bool) -> DraftSource:
+        """Return the model of a text that begins, and which the draft model may write `alone`."""
         ...
 
     def judge(self, model: DraftSource, num_best: int, num_observed: int) -> None:
@@ -231,7 +231,8 @@ class TextService:
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
             notes = list[str]()
-            drafts = None if self._drafts is None else self._drafts.choose()
+            alone = request.writer is Writer.DRAFT
+            drafts = None if self._drafts is None else self._drafts.choose(alone=alone)
             seat = await self._seat(request, drafts, account, notes)
             if seat is not None:
                 stack.callback(seat.release)

@@ -91,7 +91,7 @@ class Seats:
         self.blend = blend
         self.step_time = step_time
 
-    def choose(self) -> Seats:
+    def choose(self, *, alone: bool) -> Seats:
         return self
 
     def judge(self, model: object, num_best: int, num_observed: int) -> None:

@@ -129,6 +129,7 @@ async def test_a_better_draft_serves_a_tenth_of_the_texts_and_then_all(device: D
     newer = await trial_of(draft)
     assert newer.file == path
     assert newer.state is ModelState.LOADED
+    assert draft.choose(alone=True) is draft.current, "a text of the draft's own keeps its law"
     device.chance = 0.1
     assert draft.choose() is draft.current is not newer
     changed = await text_by(newer)
@@ -241,6 +242,10 @@ async def test_a_named_file_is_taken_with_its_hash_alone(device: Device) -> None
     assert newest(str(device.folder / "missing"), "") == ("", None)
     with wording.raises(UserError):
         newest(str(device.folder), "missing.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updated_draft, "find_model", lambda name: f"/cache/{name}")
+        assert newest("hf://a/b/", "c.gguf#12") == ("/cache/hf://a/b/c.gguf", "c.gguf#12")
+        assert newest("hf://a/b", "") == ("", None)
     draft = device.start()
     draft.wanted = f"newer.gguf#{'0' * 64}"
     await until(lambda: draft.last)

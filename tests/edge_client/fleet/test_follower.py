@@ -105,10 +105,12 @@ async def test_all_that_a_fleet_may_set_changes_the_daemon_at_once() -> None:
         "draft.update": "newer.gguf",
     }
     assert values.keys() == FLEET_MAY_SET
-    kept = SimpleNamespace(keep_alive=0.0, wanted="")
+    kept = SimpleNamespace(keep_alive=0.0, wanted="", current=SimpleNamespace(file="/drafts/newer.gguf"))
     drafts: Any = kept
     async with linked() as (found, link):
-        assert replace(link, pairs=(replace(link.pairs[0], drafts=drafts),)).apply(values) == ""
+        follower = replace(link, pairs=(replace(link.pairs[0], drafts=drafts),))
+        assert follower.apply(values) == ""
+        assert follower.about()["draft"] == "newer"
         defaults = found.api.pairs.first.defaults
         assert defaults.policy == "adaptive:max_steps_per_second=9"
         assert (defaults.recall, defaults.fallback, kept.keep_alive) == (False, Fallback.DRAFT, 5.0)
