@@ -152,7 +152,8 @@ class DraftWeights:
 
     def write_adapter(self, out: Path) -> None:
         """Write the low-rank products as an adapter, which llama.cpp adds to the draft's file as it runs."""
-        writer = gguf.GGUFWriter(out, self._architecture)
+        part = out.with_name(f".{out.name}")  # a device that looks into the folder sees whole files only
+        writer = gguf.GGUFWriter(part, self._architecture)
         writer.add_string("general.type", "adapter")
         writer.add_string("adapter.type", "lora")
         rank = 0
@@ -164,6 +165,7 @@ class DraftWeights:
             writer.add_tensor(f"{name}.lora_b", Relation(relation.num_heads).to_file(_numpy(product.b)))
         writer.add_float32("adapter.lora.alpha", float(rank))  # llama.cpp multiplies by alpha / rank
         finish(writer)
+        part.replace(out)
 
     def _matrices(self) -> list[tuple[str, nn.Linear]]:
         """Return the linear layers of the decoder layers with their names."""

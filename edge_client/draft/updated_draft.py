@@ -212,7 +212,7 @@ def newest(place: str, wanted: str) -> tuple[str, object]:
     name = wanted.partition("#")[0]
     if is_remote(place):
         return (find_model(f"{place.rstrip('/')}/{name}"), wanted) if name else ("", None)
-    files = [Path(place).expanduser() / name] if name else list(Path(place).expanduser().glob("*.gguf"))
+    files = [Path(place).expanduser() / name] if name else list(Path(place).expanduser().glob("[!.]*.gguf"))
     try:
         path = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
         return (str(path.absolute()), (wanted, mark_of(path))) if path else ("", None)

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.llama]
 TOKENS = list(range(300, 316))
 
 
-def by_llama(path: Path) -> FloatArray:
-    with LlamaRuntime(LlamaSettings(str(path), n_ctx=256, exact=True)) as runtime:
+def by_llama(path: Path, adapter: str = "") -> FloatArray:
+    with LlamaRuntime(LlamaSettings(str(path), n_ctx=256, exact=True, adapter=adapter)) as runtime:
         count = len(TOKENS)
         runtime.batch.fill(TOKENS, list(range(count)), [0] * count, [1] * count)
         assert runtime.decode() == 0
@@ -50,6 +50,7 @@ def test_a_low_rank_change_is_written_into_the_weights_and_as_an_adapter(
     draft: DraftWeights, tmp_path: Path
 ) -> None:
     before = by_torch(draft)
+    draft.write(tmp_path / "base.gguf", "F32")
     draft.add_low_rank(4)
     trained = [name for name, weight in draft.module.named_parameters() if weight.requires_grad]
     with torch.no_grad():
@@ -60,6 +61,8 @@ def test_a_low_rank_change_is_written_into_the_weights_and_as_an_adapter(
     draft.write(tmp_path / "merged.gguf", "F32")
     np.testing.assert_allclose(by_llama(tmp_path / "merged.gguf"), changed, atol=1e-3)
     draft.write_adapter(tmp_path / "adapter.gguf")
+    adapted = by_llama(tmp_path / "base.gguf", str(tmp_path / "adapter.gguf"))
+    np.testing.assert_allclose(adapted, changed, atol=1e-3)
     assert (tmp_path / "adapter.gguf").stat().st_size < demo_pair.DRAFT_GGUF.stat().st_size / 4
 
 
