@@ -216,6 +216,28 @@ async def refused(address: str, **call: Any) -> grpc.aio.AioRpcError:
     return caught.value
 
 
+async def test_a_session_that_outlives_the_drain_ends_with_unavailable() -> None:
+    """With every token that was committed before: nothing is cut off on the way."""
+    async with (
+        running(step_time=0.01) as system,
+        grpc.aio.insecure_channel(system.address) as channel,
+    ):
+        call = pb_grpc.VerifierServiceStub(channel).Session()
+        await call.write(encode_request(GOOD))
+        await call.read()
+        draining = asyncio.create_task(system.server.drain(0.1))
+        responses = list[pb.SessionResponse]()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while True:
+                responses.append(await call.read())
+        await draining
+        committed = system.worker.scheduler.counters.num_committed
+    assert any(response.HasField("drain") for response in responses)
+    assert sum(len(response.commit.tokens) for response in responses) == committed > 0
+    assert await call.code() is Status.UNAVAILABLE
+    assert "has drained" in await call.details()
+
+
 async def test_whatever_stays_a_verifier_is_gone_two_seconds_after_its_grace() -> None:
     """So that the figures of docs/verifier.md and deploy/ hold. A stream stays, and a watch of health."""
     clock = asyncio.get_running_loop().time

@@ -424,6 +424,19 @@ async def test_a_balancer_in_between_is_told_by_what_to_choose() -> None:
         await shown.aclose()
 
 
+async def test_a_status_tells_what_a_page_shows() -> None:
+    async with running() as system, Verifiers([system.address]) as pool:
+        assert health(pool) == ["asked"]
+        await all_ready(pool)
+        (status,) = pool.snapshot()
+    assert (status.address, status.health.value, status.model) == (system.address, "ready", "tiny")
+    assert (status.num_sessions, status.max_sessions, status.fits) == (0, 64, True)
+    assert status.min_rtt is not None
+    assert status.smoothed_rtt is not None
+    assert 0 < status.min_rtt <= status.smoothed_rtt
+    assert (status.why, status.last_error) == ("it serves tiny", "")
+
+
 @pytest.mark.parametrize("addresses", [["gpu"], [], ["10.0.0.1:1"]])
 def test_an_address_that_is_none_is_refused_before_anything_begins(addresses: list[str]) -> None:
     with wording.raises(UserError):
