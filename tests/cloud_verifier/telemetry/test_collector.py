@@ -13,10 +13,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from cloud_verifier.core.engine_protocol import Stats
+from cloud_verifier.core.ledger import StepReport, Waits
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.collector import families, registry
-from cloud_verifier.telemetry.instruments import Histogram
+from cloud_verifier.telemetry.instruments import Histogram, Instruments
 from cloud_verifier.telemetry.metrics import METRICS, VLLM
 from cloud_verifier.telemetry.snapshot import Snapshot
 from common.messages import Close
@@ -156,6 +157,21 @@ async def test_every_slot_is_somewhere() -> None:
 
 
 BOUNDS = (0.5, 1.0, 2.0)
+
+
+def test_a_step_is_shown_as_it_was() -> None:
+    instruments, waits = Instruments(), Waits(first=[0.2], resumed=[0.3], later=[0.04, 0.05])
+    instruments.note_step(StepReport(10.0, 0.03, (0.0, 0.002), 2, 5, 3, 4, 0.06, waits))
+    shown = {name: (sum(each.counts), each.total) for name, each in vars(instruments).items() if each.total}
+    assert shown == {
+        "step_time": (1, 0.03),
+        "step_ratio": (1, 0.5),
+        "step_tokens": (1, 7),
+        "queue_time": (2, 0.002),
+        "first_token": (1, 0.2),
+        "resumed": (1, 0.3),
+        "later_tokens": (2, pytest.approx(0.09)),
+    }
 
 
 @given(st.lists(st.floats(0, 4), max_size=20))
