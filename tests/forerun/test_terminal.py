@@ -117,3 +117,10 @@ def test_what_a_terminal_obeys_is_shown_in_its_place() -> None:
     assert harmless(hostile) == "a␛]0;title␇␛[2Jb\ufffd6n␡␈␀"
     text = "line\n\ttab\r\n€ 你 🧪 \u00a0 e\u0301"
     assert harmless(text) == text
+
+
+async def test_what_an_output_cannot_show_is_a_question_mark() -> None:
+    wire = io.BytesIO()
+    out = io.TextIOWrapper(wire, encoding="ascii")
+    await watch(looks("日本"), both, interval=0.0, live=False, once=True, out=out)
+    assert wire.getvalue() == b"?? after None\n"

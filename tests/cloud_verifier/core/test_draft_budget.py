@@ -152,6 +152,13 @@ def test_what_drafts_add_to_a_step_is_told_as_a_share_of_its_tips() -> None:
     assert taught().pick(both[1:], both, 256, 16).longer == 0.0
 
 
+def test_a_balance_does_not_grow_for_ever() -> None:
+    sharing, each = taught(), session(1)
+    for _ in range(10):
+        settle(sharing, [brought(each, 3, 3)])
+    assert each.account.balance == MOST_SAVED
+
+
 def test_an_edge_is_believed_as_far_as_it_was_right() -> None:
     sharing, honest, liar = taught(), session(1, 0.5), session(2, *[1.0] * 8)
     for _ in range(20):

@@ -139,3 +139,12 @@ def test_logs_asks_the_journal_where_systemd_runs_the_daemon(
         "--user --unit forerun-edge.service --lines 5 --output cat --no-pager",
         "--unit forerun-edge.service --lines 100 --output cat --follow",
     ]
+
+
+def test_a_file_is_followed_by_its_name(state: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    program = state.parent / "tail"
+    program.write_text('#!/bin/sh\nprintf "%s " "$@"\n')
+    program.chmod(0o755)
+    (state / "edge.log").write_text("")
+    assert main(["edge", "logs", "-f", "-n", "0"]) == 0
+    assert capfd.readouterr().out == f"-n 0 -F {state / 'edge.log'} "

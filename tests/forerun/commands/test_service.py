@@ -140,6 +140,15 @@ def test_folders_of_the_configuration_are_writable_and_need_not_be_there(home: H
     assert values(home.printed(f"--system {config}"), "ReadWritePaths") == ['"-/var/log/my logs"']
 
 
+def test_devices_are_open_only_where_asked_for(home: Home) -> None:
+    assert values(home.printed(), "PrivateDevices") == ["yes"]
+    assert values(home.printed(), "MemoryDenyWriteExecute") == ["yes"]
+    unit = home.printed("--gpu")
+    assert values(unit, "PrivateDevices") == values(unit, "MemoryDenyWriteExecute") == []
+    assert values(unit, "DevicePolicy") == ["closed"]
+    assert {"char-nvidia* rw", "/dev/nvmap rw"} <= set(values(unit, "DeviceAllow"))
+
+
 @pytest.mark.parametrize("words", ["", "--gpu"])
 def test_without_namespaces_only_what_needs_them_is_left_out(words: str, home: Home) -> None:
     """A user's manager can take capabilities away in a user namespace only."""
