@@ -88,7 +88,10 @@ class AlignOptions(TextsOptions):
     )
     layers: str = setting("", "keep these layers of the draft only, such as 0,3,6 (default: all)", "LIST")
     trim: int = setting(
-        0, "keep the N most frequent tokens of the draft, for forerun edge --tokens; 0: all", "N", low=0
+        0,
+        "keep the N tokens that are frequent in texts and prompts, for forerun edge --tokens; 0: all",
+        "N",
+        low=0,
     )
     updates: int = setting(400, "most updates; 0: none", "N", low=0)
     rtt: float = setting(60.0, "round trip of the link for which the report tells the pace", "MS", low=0)
@@ -147,6 +150,7 @@ def _run(options: AlignOptions) -> int:
     draft.check_layers(options.kept_layers)
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), _what(options))
     taught, held_out, target_ms = _lessons(options, checkpoint)
+    counts = Counter(token for lesson in taught for token in lesson.tokens.tolist())
     with matrix_products_in("medium"):  # bfloat16, where the processor multiplies it
         before = measure(draft.logits, held_out, options.temperature)
         note(f"before: {before.coupled:.1%} of the target's choices are the draft's")
@@ -156,7 +160,7 @@ def _run(options: AlignOptions) -> int:
             start = measure(draft.logits, held_out, options.temperature)
         if options.rank:
             draft.add_low_rank(options.rank)
-        trimming = Trimming(options.draft, _counts(taught), options.trim) if options.trim else None
+        trimming = Trimming(options.draft, counts, options.trim) if options.trim else None
         rates = LOW_RANK_RATES if options.rank else ALL_RATES
         trainer = Trainer(
             {name: weight for name, weight in draft.module.named_parameters() if weight.requires_grad},

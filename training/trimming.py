@@ -20,6 +20,10 @@ PREFIX = "tokenizer.ggml."
 BY_TOKEN = tuple(f"{PREFIX}{name}" for name in ("tokens", "token_type", "scores"))
 """Lists with an entry for each token."""
 
+PRIOR = 100_000
+"""Counts that Zipf's law gives the first id of a vocabulary. Tokenizers number tokens by their frequency in
+training, and the texts at hand hold few of the rarer ones."""
+
 TABLES = ("token_embd.weight", "output.weight", "output.bias")
 """Tensors with a row for each token."""
 
@@ -27,8 +31,8 @@ TABLES = ("token_embd.weight", "output.weight", "output.bias")
 class Trimming:
     """Chooses a draft's tokens and writes it with these alone. Raises `UserError` if it cannot keep so many.
 
-    Bytes and special tokens come first, then the most frequent by `counts`, then the lowest ids, which a
-    tokenizer's training found to be frequent. `kept` are the ids, increasing.
+    Bytes and special tokens come first, then those with the greatest sum of `counts` and `PRIOR` / id. `kept`
+    are the ids, increasing.
     """
 
     def __init__(self, source: Path, counts: Mapping[int, int], num_tokens: int) -> None:
@@ -43,8 +47,7 @@ class Trimming:
                 "or special; give a number between"
             )
         normal = (token for token, kind in enumerate(kinds) if kind == gguf.TokenType.NORMAL)
-        by_count = sorted(counts, key=lambda token: (-counts[token], token))
-        for token in (*by_count, *normal):
+        for token in sorted(normal, key=lambda token: -counts.get(token, 0) - PRIOR / (token + 1)):
             if len(kept) < num_tokens:
                 kept.add(token)
         self.kept = sorted(kept)

@@ -271,7 +271,7 @@ class LlamaSession:
     def _mask(
         self, matcher: Matcher, logits: Logits, nodes: Sequence[DraftNode], written: Sequence[int]
     ) -> list[DraftNode]:
-        """Set -inf for tokens that the grammar forbids. Return the nodes that break it."""
+        """Set -inf for tokens that the grammar forbids. Return the nodes that break it or cannot go on."""
         broken = []
         for node, row in zip(nodes, logits, strict=True):
             allowed = matcher.allowed(np.array([*written, *node.below_tip()], np.int32))
@@ -279,6 +279,9 @@ class LlamaSession:
                 broken.append(node)
             else:
                 np.copyto(row, -np.inf, where=~allowed)
+                if row.max() == -np.inf:  # the draft has none of these tokens (`forerun.draft_groups`)
+                    row[:] = 0.0
+                    broken.append(node)
         return broken
 
     def retract(self, nodes: Iterable[DraftNode | None]) -> None:

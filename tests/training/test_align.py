@@ -50,7 +50,7 @@ def test_a_trimmed_draft_is_written_without_any_update(
     assert main([*command, "--updates", "0", "--trim", "280"]) == 0
     report = report_of(capsys)
     assert (report["tokens"], report["updates"]) == (280, 0)
-    assert 0.0 < report["outside"] < 0.5
+    assert 0.0 < report["outside"] < 1.0
     assert 0.0 < report["after"]["coupled"] < report["before"]["coupled"]
     with LlamaModel(LlamaSettings(str(tmp_path / "out.gguf")), weights=False) as words:
         assert words.num_vocab == 280

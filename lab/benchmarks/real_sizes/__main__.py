@@ -36,6 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
     option = parser.add_argument
     option("--target", type=Path, required=True, metavar="FILE", help="a target, GGUF")
     option("--draft", type=Path, required=True, metavar="FILE", help="its draft, GGUF")
+    option(
+        "--other-tokens", action="store_true", help="draft by a translation: the tokens are not the target's"
+    )
     option("--prompts", type=Path, required=True, metavar="FOLDER", help="published files of prompts")
     option("--kinds", nargs="+", choices=tuple(KINDS), default=list(KINDS), help="(%(default)s)")
     option("--folder", type=Path, metavar="PATH", help="folder for texts (build/real_sizes/TARGET)")
@@ -64,7 +67,7 @@ def _end_to_end(options: argparse.Namespace) -> None:
     if options.tokens < 2:
         raise UserError(f"--tokens is {options.tokens}; a pace needs at least 2")
     folder = options.folder or Path("build/real_sizes") / options.target.stem
-    pair = Pair(options.target, options.draft, folder)
+    pair = Pair(options.target, options.draft, folder, options.other_tokens)
     settings = EndToEndSettings(
         options.rtt,
         options.prompt_row,
@@ -89,7 +92,7 @@ def _end_to_end(options: argparse.Namespace) -> None:
                 show, own = partial(bar.show, number, len(cells)), texts[cell.temperature]
                 if cell.temperature not in records:
                     show(f"{cell}: the draft reads the texts")
-                    records[cell.temperature] = DraftRecord.of(pair.draft, own)
+                    records[cell.temperature] = DraftRecord.of(pair, own)
                 how = measure(pair, cell, settings, prompts, own, records[cell.temperature], show)
                 report.rows[cell] = asyncio.run(how)
                 if options.out is not None:

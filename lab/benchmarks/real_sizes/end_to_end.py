@@ -93,7 +93,8 @@ class OracleRig(Rig):
     def __init__(self, pair: Pair, cell: Cell, settings: EndToEndSettings, edges: Sequence[str]) -> None:
         draft = str(pair.draft)
         rtt_ms = settings.slow(settings.rtt_ms)
-        super().__init__(RigSettings(str(pair.target), draft, rtt_ms, recall=cell.recall))
+        tokens = str(pair.target) if pair.has_other_tokens else ""
+        super().__init__(RigSettings(str(pair.target), draft, rtt_ms, recall=cell.recall, tokens=tokens))
         times = {"step": cell.step_ms, "prompt-row": settings.prompt_row_ms, "row": settings.row_ms}
         self._oracle = ["--texts", str(pair.texts)]
         for name, time_ms in times.items():
@@ -138,7 +139,7 @@ async def measure(
                 rig.use(policy)
                 run = await rig.complete(prompt.text, policy, asdict(text.sampling))
                 runs[policy].append(settings.timed(run))
-    with words_of(str(pair.draft)) as words:
+    with words_of(str(pair.target)) as words:
         own = [spelled(words, text.tokens) for text in texts]
     rows = dict[str, Any]()
     for policy in settings.policies:

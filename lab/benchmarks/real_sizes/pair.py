@@ -19,6 +19,7 @@ class Pair:
     target: Path
     draft: Path
     folder: Path
+    has_other_tokens: bool = False  # the draft has, and drafts through a translation
 
     @property
     def texts(self) -> Path:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from common.llama.model import LlamaSettings
+from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import make_policy
 from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.measure_pace import PaceTables, measure_pace
-from lab.benchmarks.real_sizes.pair import PairText
+from lab.benchmarks.real_sizes.pair import Pair, PairText
+from schemes.drafters.translation import Translation
 from simulator.drafts import recorded_draft
 from simulator.link_spec import LinkSpec
 from simulator.recordings import RecordedText, Recording, RecordingHeader
@@ -30,12 +30,14 @@ class DraftRecord:
     pace: PaceTables
 
     @classmethod
-    def of(cls, draft: Path, texts: Sequence[PairText]) -> DraftRecord:
+    def of(cls, pair: Pair, texts: Sequence[PairText]) -> DraftRecord:
         """Let the draft read `texts`, with one thread."""
-        cells = max(len(text.prompt) + len(text.tokens) for text in texts) + 64
-        with LlamaRuntime(LlamaSettings(str(draft), n_ctx=cells, threads=1)) as runtime:
+        cells = 2 * max(len(text.prompt) + len(text.tokens) for text in texts) + 64
+        words = LlamaModel(LlamaSettings(str(pair.target)), weights=False)
+        with words, LlamaRuntime(LlamaSettings(str(pair.draft), n_ctx=cells, threads=1)) as runtime:
             pace = measure_pace(runtime)
-            drafter = MemberDrafter(DraftGroup(runtime, 1))
+            group = Translation(runtime, words).group if pair.has_other_tokens else DraftGroup
+            drafter = MemberDrafter(group(runtime, 1))
             said = [said_before(drafter, each.prompt, each.tokens, each.sampling) for each in texts]
         recorded = [recorded_text(t.prompt, t.tokens, each) for t, each in zip(texts, said, strict=True)]
         return cls(tuple(recorded), pace)

@@ -20,9 +20,10 @@ from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import FloatArray, LlamaRuntime
 from common.sampling import SamplingParams
-from edge_client.core.effects import SessionConfig, SessionStats
+from edge_client.core.effects import DraftRow, Expansion, SessionConfig, SessionStats
 from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
+from edge_client.draft.group import MemberDrafter
 from edge_client.draft.shared_model import SharedDraftModel
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
@@ -47,7 +48,7 @@ def words() -> Iterator[LlamaModel]:
 
 @pytest.fixture(scope="module")
 def trimming() -> Trimming:
-    return Trimming(DRAFT_GGUF, Counter({3000: 5, 2999: 4}), KEPT)
+    return Trimming(DRAFT_GGUF, Counter({3000: 500, 2999: 400}), KEPT)
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +148,20 @@ def test_types_of_weights_and_all_other_metadata_stay(trimmed: Path) -> None:
 def test_a_size_that_cannot_be_kept_is_refused(size: int) -> None:
     with wording.raises(UserError):
         Trimming(DRAFT_GGUF, Counter(), size)
+
+
+def test_a_grammar_that_allows_only_tokens_which_the_draft_lacks_ends_its_drafts(
+    trimmed: Path, words: LlamaModel
+) -> None:
+    pytest.importorskip("llguidance")
+    sampling = SamplingParams(0.8, top_p=0.9, grammar='start: "a"')
+    with LlamaRuntime(LlamaSettings(str(trimmed), n_ctx=512, threads=1)) as runtime:
+        runtime.grammars = words.grammars
+        translation = Translation(runtime, words)
+        del translation.draft_of[words.tokenize("a", False)[0]]
+        drafter = MemberDrafter(translation.group(runtime, 1))
+        drafter.start([70, 71], 1, sampling)
+        assert drafter.expand([DraftRow(1, None, 71, 1)]) == [Expansion(1, (), ())]
 
 
 async def test_a_grammar_of_the_target_s_tokens_holds(trimmed: Path, words: LlamaModel) -> None:
