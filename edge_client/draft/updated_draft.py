@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import struct
 from collections.abc import Callable
@@ -128,10 +129,13 @@ class UpdatedDraft:
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self) -> None:
-        """Try a draft that was not seen before; without any, go back to the configured one."""
-        wanted = self.wanted
+        """Try a draft that was not seen before. Go back to the configured one if that in force is gone."""
+        is_there = await asyncio.to_thread(os.path.exists, self.current.file)
+        if not is_there and self.current is not self._configured:
+            self._tell(f"{self.current.file} was withdrawn")
+            self._use(self._configured)
         try:
-            path, mark = await asyncio.to_thread(newest, self._place, wanted)
+            path, mark = await asyncio.to_thread(newest, self._place, self.wanted)
         except ForerunError as error:
             path, mark = "", str(error)
             if self._seen != (path, mark):
@@ -142,11 +146,8 @@ class UpdatedDraft:
         if self._newer is not None:
             self._tell(f"the trial of {self._newer.file} was ended, because another draft is offered")
             self._newer.keep_alive, self._newer = 0.0, None
-        if path and path != self.current.file:
+        if path and path != self._configured.path:
             await self._look_at(path, canary=True)
-        elif not path and not isinstance(mark, str) and self.current is not self._configured:
-            self._tell(f"{self.current.file} was withdrawn")
-            self._use(self._configured)
 
     async def _look_at(self, path: str, *, canary: bool) -> None:
         """Load a newer draft beside the one in force. Refuse it, with a reason, if that fails."""
@@ -167,9 +168,11 @@ class UpdatedDraft:
             self._use(newer)
 
     def _made(self, path: str, sha256: str) -> SharedDraftModel | None:
-        """Return a model that has passed its trial; None if it was rolled back before. Raise `ForerunError`
-        or `OSError`."""
-        if self._verdicts.load().get(path) == self._entry(path, Verdict.WORSE):
+        """Return a model that has passed its trial; None if it was rolled back before, or is in force. Raise
+        `ForerunError` or `OSError`."""
+        known = self._verdicts.load().get(path)
+        is_kept = path == self.current.file and known == self._entry(path, Verdict.KEPT)
+        if is_kept or known == self._entry(path, Verdict.WORSE):
             return None
         find_model(path, sha256)
         with open(path, "rb") as file:

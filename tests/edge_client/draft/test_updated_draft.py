@@ -142,6 +142,10 @@ async def test_a_better_draft_serves_a_tenth_of_the_texts_and_then_all(device: D
     seat.release()
     await until(lambda: before.state is ModelState.UNLOADED)
     assert await text_by(draft.choose()) == changed
+    await until((device.state / "updates.json").exists)
+    assert device.offer(0.25) == newer.file, "the next one has its name"
+    device.chance = 0.0
+    assert (await trial_of(draft)) is not newer
 
 
 async def test_a_worse_draft_is_rolled_back_and_is_not_tried_again(device: Device) -> None:
@@ -166,6 +170,8 @@ async def test_a_draft_that_was_kept_serves_after_a_restart_until_it_is_withdraw
     again = device.start()
     await until(lambda: again.current.file == path)
     assert again.status() == {}, "without another trial"
+    device.offer(0.25, "other.gguf")
+    judge(again, await trial_of(again), -0.05)
     os.unlink(path)
     await until(lambda: again.current.file == str(device.model))
 
