@@ -227,7 +227,7 @@ def _what(options: AlignOptions) -> dict[str, object]:
     own = {
         name: value
         for name, value in asdict(options).items()
-        if name not in ("json", "threads", "type", "adapter")
+        if name not in ("json", "threads", "type", "adapter", "rtt")
     }
     return {**own, "draft_bytes": options.draft.stat().st_size}
 

@@ -103,10 +103,13 @@ class LessonBatch:
         logprobs = torch.from_numpy(np.concatenate([lesson.logprobs for lesson in lessons]))
         return cls(tokens, is_taught, best, with_rest(logprobs))
 
+    def said(self, draft: Logits, temperature: float) -> Tensor:
+        """Return the draft's log-probabilities [N, V] of the rows that are taught."""
+        return (draft(self.tokens, self.is_taught).float() / temperature).log_softmax(dim=-1)
+
     def pairs(self, draft: Logits, temperature: float) -> tuple[Tensor, Tensor]:
         """Return the target's and the draft's log-probabilities, both [N, K + 1]."""
-        own = (draft(self.tokens, self.is_taught).float() / temperature).log_softmax(dim=-1)
-        return self.target, with_rest(own.gather(-1, self.best))
+        return self.target, with_rest(self.said(draft, temperature).gather(-1, self.best))
 
 
 def shared_noise(seed: int, rows: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> Dra
     texts = list[RecordedText]()
     for seed, lesson in enumerate(lessons):
         batch = LessonBatch.of([lesson])
-        own = (draft(batch.tokens, batch.is_taught).float() / temperature).log_softmax(dim=-1)
+        own = batch.said(draft, temperature)
         listed = with_rest(own.gather(-1, batch.best))
         coupled.append(coupled_acceptance(batch.target, listed, has_rest=True))
         greedy.append(own.argmax(dim=-1) == batch.best[:, 0])

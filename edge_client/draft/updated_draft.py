@@ -56,7 +56,6 @@ class UpdatedDraft:
         self.wanted = ""  # NAME or NAME#SHA256 of a file in the place; empty: the newest
         self.last = ""  # the end of the last trial, in words
         self._place, self._verdicts, self._chance = place, verdicts or KeptTable(None), chance
-        self._keep_alive = configured.keep_alive
         self._newer: SharedDraftModel | None = None  # on trial
         self._canary = Canary()
         self._seen: tuple[str, object] | None = None  # file and mark that were looked at last
@@ -87,12 +86,11 @@ class UpdatedDraft:
 
     @property
     def keep_alive(self) -> float:
-        """Idle seconds until a model is unloaded. May be set at any time."""
-        return self._keep_alive
+        """Idle seconds until the model in force is unloaded. May be set at any time."""
+        return self.current.keep_alive
 
     @keep_alive.setter
     def keep_alive(self, seconds: float) -> None:
-        self._keep_alive = seconds
         for model in filter(None, (self.current, self._newer)):
             model.keep_alive = seconds
 
@@ -156,6 +154,7 @@ class UpdatedDraft:
             newer = await asyncio.to_thread(self._made, path, sha256)
             if newer is None:
                 return
+            newer.keep_alive = self.keep_alive
             self.models.append(newer)
             await newer.load()
         except (ForerunError, OSError) as error:
@@ -181,9 +180,8 @@ class UpdatedDraft:
 
     def _use(self, model: SharedDraftModel) -> None:
         """Let texts that begin from now on have this model."""
-        self.current.keep_alive = 0.0  # unloaded when its last text ends
+        model.keep_alive, self.current.keep_alive = self.keep_alive, 0.0  # unloaded when its last text ends
         self.current = model
-        model.keep_alive = self._keep_alive
 
     def _tell(self, words: str) -> None:
         self.last = words

@@ -240,6 +240,15 @@ async def test_a_whole_model_of_the_same_tokens_may_take_the_place(device: Devic
     assert newer.keep_alive == draft.current.keep_alive == 5.0
 
 
+async def test_every_draft_on_trial_stays_loaded_as_long_as_the_one_in_force(device: Device) -> None:
+    draft = device.start()
+    device.offer(age=9)
+    judge(draft, await trial_of(draft), better=0.2)
+    device.offer(0.25, "newest.gguf")
+    newer = await trial_of(draft)
+    assert newer.keep_alive == draft.keep_alive == -1.0
+
+
 async def test_a_named_file_is_taken_with_its_hash_alone(device: Device) -> None:
     named, _ = device.offer(age=9), device.offer(0.25, "newest.gguf")
     sha256 = hash_of(Path(named))
