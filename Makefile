@@ -48,7 +48,7 @@ help: ## list the commands
 setup: $(STAMP) ## create .venv with all that the project needs
 
 demo: setup ## run the demonstration
-	$(BIN)/forerun demo $(ARGS)
+	$(BIN)/python -m lab demo $(ARGS)
 
 quick: setup ## run the quick tests: cores, wire, 100 random worlds, texts over gRPC (a minute, without torch)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)

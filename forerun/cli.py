@@ -19,7 +19,6 @@ from common.errors import ForerunError, UserError
 from forerun.log_format import OURS, hush_libraries
 
 COMMANDS = {
-    "demo": "forerun.commands.demo",
     "verify": "forerun.commands.verify",
     "top": "forerun.commands.top",
     "edge": "forerun.commands.edge",
@@ -45,7 +44,7 @@ DESCRIPTION = """\
 Forerun runs a small draft model on this device and verifies its drafts with a large target model on a server.
 The text is exactly the target's own, and it arrives sooner than the server could stream it.
 
-Start with `forerun demo`. For two machines, run `forerun verify` on the server and `forerun edge` on the
+Run `forerun verify` on the server and `forerun edge` on the
 device. `forerun chat`, `forerun complete` and any client of OpenAI's API then use the device's daemon.
 `forerun doctor` finds what is wrong."""
 

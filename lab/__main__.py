@@ -1,4 +1,4 @@
-"""What only a clone can: `python -m lab bench`."""
+"""What only a clone can: `python -m lab demo` and `bench`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from forerun.cli import build_parser, run
 
-COMMANDS = {"bench": "lab.bench.capacity"}
+COMMANDS = {"demo": "lab.demo.command", "bench": "lab.bench.capacity"}
 """Maps a command's name to its module."""
 
 

@@ -22,9 +22,10 @@ from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
+from edge_client.texts.events import TextAdded, TextEnded
 from forerun import demo_pair
 from forerun.options import JsonOption, write_out
-from forerun.rig import Rig, RigSettings
+from forerun.rig import Processes, RigEdge
 from forerun.terminal import note, table
 from schemes.rules.trained_judge import FloatArray
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
@@ -213,8 +214,13 @@ def _trained(options: JudgeTrainOptions, fitted: Fit) -> str:
 # Checking ---------------------------------------------------------------------------------------------------
 
 
-Run = dict[str, Any]
-"""A run of the rig."""
+@dataclass(frozen=True, slots=True)
+class JudgedText:
+    """Holds a text of the whole system."""
+
+    text: str
+    num_tokens: int
+    num_steps: int  # of the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,33 +255,48 @@ def _check(options: JudgeCheckOptions) -> int:
 
 
 async def _measure(options: JudgeCheckOptions, tasks: Sequence[str]) -> list[RuleFigures]:
-    answer_of, sampling = answers_by(options.answer), asdict(SamplingParams(max_tokens=options.max_tokens))
-    settings = RigSettings(
-        options.target, options.draft, rtt_ms=0.0, verifier_options=options.verifier_options
-    )
-    figures, own = list[RuleFigures](), list[Run]()
-    async with Rig(settings) as rig:
+    answer_of, figures, own = answers_by(options.answer), list[RuleFigures](), list[JudgedText]()
+    target = ("--model", options.target, "--threads", "1", "--log-level", "warning", "--no-recall")
+    async with Processes() as processes:
+        _, address = await processes.start_verifier(*target, *options.verifier_options)
+        edge = await processes.start_edge("--verifier", address, "--draft", options.draft, "--threads", "1")
         for rule in (COUPLED.title, *options.acceptance):
             note(f"{len(tasks)} tasks under {rule}")
-            runs = [await rig.complete(task, options.policy, sampling, acceptance=rule) for task in tasks]
-            own = own or runs
-            figures.append(_figures(rule, tasks, own, runs, answer_of))
+            texts = [await _written(edge, task, rule, options) for task in tasks]
+            own = own or texts
+            figures.append(_figures(rule, tasks, own, texts, answer_of))
     return figures
 
 
+async def _written(edge: RigEdge, task: str, rule: str, options: JudgeCheckOptions) -> JudgedText:
+    sampling, text, num_tokens = SamplingParams(max_tokens=options.max_tokens), "", 0
+    async for _, event in edge.events(task, options.policy, sampling, recall=False, acceptance=rule):
+        match event:
+            case TextAdded():
+                text += event.text
+                num_tokens += sum(span.num_tokens for span in event.spans)
+            case TextEnded():
+                return JudgedText(text, num_tokens, event.figures["target_steps"])
+    raise AssertionError("a text that fails raises")
+
+
 def _figures(
-    rule: str, tasks: Sequence[str], own: Sequence[Run], runs: Sequence[Run], answer_of: AnswerOf
+    rule: str,
+    tasks: Sequence[str],
+    own: Sequence[JudgedText],
+    written: Sequence[JudgedText],
+    answer_of: AnswerOf,
 ) -> RuleFigures:
-    """Compare the runs under a rule with the target's `own`."""
-    answers = [answer_of(task, run["text"]) for task, run in zip(tasks, runs, strict=True)]
-    right = [answer_of(task, run["text"]) for task, run in zip(tasks, own, strict=True)]
+    """Compare the texts under a rule with the target's `own`."""
+    answers = [answer_of(task, each.text) for task, each in zip(tasks, written, strict=True)]
+    right = [answer_of(task, each.text) for task, each in zip(tasks, own, strict=True)]
     pairs = [pair for pair in zip(right, answers, strict=True) if pair[0] is not None]
     if not pairs:
         raise UserError("the target's own texts have no answer to any task; give other tasks or --answer")
     return RuleFigures(
         rule,
-        sum(len(run["arrivals_ms"]) for run in runs) / sum(run["stats"]["target_steps"] for run in runs),
-        fmean(run["text"] != other["text"] for run, other in zip(runs, own, strict=True)),
+        sum(each.num_tokens for each in written) / sum(each.num_steps for each in written),
+        fmean(each.text != other.text for each, other in zip(written, own, strict=True)),
         fmean(one != other for one, other in pairs),
         fmean(answer is not None for answer in answers),
     )

@@ -20,7 +20,6 @@ from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from forerun import demo_pair, terminal
 from forerun.prompts import bundled
-from forerun.rig import check_models
 from forerun.terminal import note
 from lab.bench.figures import Figures, load_figures, medians, ratio
 from lab.bench.formula import FORMULA, formula_text
@@ -37,6 +36,7 @@ from lab.bench.load import (
 )
 from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_bar, settings_of
 from lab.bench.stage import Stage
+from lab.rig import check_models
 from simulator.knowledge import Candidates
 from training.options import ms, open_draft, read_prompts
 

@@ -29,9 +29,9 @@ from common.wire.describe import TokenTable
 from forerun.cli import reported
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
-from forerun.rig_verifier import config_of, parser_of
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine
 from lab.bench.load import json_lines
+from lab.rig_verifier import config_of, parser_of
 
 Clock = Callable[[], float]
 

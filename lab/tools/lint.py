@@ -37,7 +37,7 @@ ALLOWED = {
     "the kernel writes the file": """
         edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """
-        edge_client.api.app._body forerun.commands.demo_page.DemoLink._post""",
+        edge_client.api.app._body""",
     "the size is checked first": """
         common.config.merge.read_toml forerun.commands.verify.check
         schemes.drafters.file_index._text_in""",

@@ -25,10 +25,10 @@ from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from edge_client.network.client_tls import TlsSettings
-from forerun.rig import VERIFIER
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from lab.demo_models import DRAFT_GGUF, TARGET_DIR
+from lab.rig import VERIFIER
 from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.fuzz.laws import Broken
 from tests.support.town import AUDIENCE, ISSUER, Town

@@ -6,8 +6,8 @@ import pytest
 
 from edge_client.texts.events import PreviewAdded, PreviewWithdrawn, TextAdded
 from forerun.prompts import bundled
-from forerun.rig import Rig, RigSettings, TextRecord
 from lab import demo_models
+from lab.rig import Rig, RigSettings, TextRecord
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 

@@ -36,11 +36,6 @@ REFUSED = f"""
 {DEV} --tenant a/b
 {DEV} --device d1,
 {DEV} --domain 'Ex ample'
-demo --rtt -5
-demo --rtt nan
-demo --max-tokens 1
-demo --prompt ''
-demo --num-prompts 99
 {RECORD} --candidates 9
 {RECORD} --context 96
 {RECORD} --out /nowhere/at/all.jsonl

@@ -68,7 +68,7 @@ class PageWorld:
 async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
     """Serve the page until the block ends, over a link that the page can cut."""
     from edge_client.api.page import page_routes, tree_routes
-    from forerun.commands.demo_page import DemoLink
+    from lab.demo.page import DemoLink
 
     async with contextlib.AsyncExitStack() as stack:
         sliders = list[DemoLink]()

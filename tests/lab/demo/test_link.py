@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_client.formats.api_error import ApiError
-from forerun.commands.demo_page import MAX_RTT_MS, DemoLinkState, read_link
+from lab.demo.page import MAX_RTT_MS, DemoLinkState, read_link
 from simulator.proxy import Link
 
 NOW = DemoLinkState(60.0, 5.0, True)
@@ -37,7 +37,7 @@ async def test_the_link_is_told_as_it_has_become() -> None:
     import httpx
     from starlette.applications import Starlette
 
-    from forerun.commands.demo_page import DemoLink
+    from lab.demo.page import DemoLink
 
     async with Link.to("127.0.0.1:1") as link:
         app = Starlette(routes=list(DemoLink(link).routes))

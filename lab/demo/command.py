@@ -1,4 +1,4 @@
-"""Implements `forerun demo`: runs verifier and edge over an emulated distant link and compares schemes."""
+"""Implements `python -m lab demo`: runs both sides over an emulated link and compares schemes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from common.errors import UserError
 from edge_client.core.policies import make_policy
 from forerun import demo_pair
 from forerun.chat.display import Display, legend
-from forerun.commands.comparison import HEADS_ALONE, SchemeComparison, compare
 from forerun.prompts import bundled, some_of
-from forerun.rig import Rig, RigSettings, check_models
 from forerun.terminal import Painter, note, table
+from lab.demo.comparison import HEADS_ALONE, SchemeComparison, compare
+from lab.rig import Rig, RigSettings, check_models
 from simulator.figures import as_json
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 
@@ -140,7 +140,7 @@ def _wants_page() -> bool:
 
 
 async def _page(options: DemoOptions, browser: bool) -> int:
-    from forerun.commands.demo_page import show_page
+    from lab.demo.page import show_page
 
     await show_page(replace(options.rig, drafter=options.own_drafter), options.listen, browser)
     return 0

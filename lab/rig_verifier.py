@@ -1,6 +1,6 @@
 """Runs the verifier of a rig: `forerun verify` whose steps take a least time, to imitate a larger target.
 
-python -m forerun.rig_verifier --step-floor 30 --model lab/demo_models/target
+python -m lab.rig_verifier --step-floor 30 --model lab/demo_models/target
 """
 
 from __future__ import annotations

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from edge_client.formats.detokenizer import spelled
 from edge_client.texts.events import TextAdded
-from forerun.cli import main
-from forerun.rig import Rig, RigSettings, TextRecord, words_of
 from lab import demo_models
+from lab.__main__ import main
+from lab.rig import Rig, RigSettings, TextRecord, words_of
+from tests.support.refusals import refuse
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
+
+
+@pytest.mark.parametrize(
+    "words", ["--rtt -5", "--rtt nan", "--max-tokens 1", "--prompt ''", "--num-prompts 99"]
+)
+def test_nonsense_is_refused_before_anything_is_done(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuse(main, f"demo {words}", tmp_path, monkeypatch, capsys)
 
 
 def test_the_demo_compares_identical_texts(capfd: pytest.CaptureFixture[str]) -> None:

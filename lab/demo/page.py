@@ -1,4 +1,4 @@
-"""Implements `forerun demo --page`: serves the daemon's page over the demo's link."""
+"""Implements `python -m lab demo --page`: serves the daemon's page over the demo's link."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from edge_client.pair import DraftFiles
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection, DraftSection, EdgeConfig, VerifierSection
 from forerun.cli import own_version
-from forerun.rig import Processes, RigSettings
+from forerun.rig import Processes
 from forerun.terminal import note
+from lab.rig import VERIFIER, RigSettings
 from simulator.proxy import Link, rtt
 
 DEMO_LINK = "/v1/demo/link"
@@ -103,7 +104,7 @@ async def show_page(settings: RigSettings, listen: str, browser: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
         note("loading the target model, in a process of its own")
         processes = await stack.enter_async_context(Processes(pin=False))
-        _, address = await processes.start_verifier(*settings.target_options)
+        _, address = await processes.start_verifier(*settings.target_options, module=VERIFIER)
         toxics = rtt(settings.rtt_ms, jitter=settings.jitter_ms)
         link = await stack.enter_async_context(Link.to(address, *toxics))
         sliders = DemoLink(link, DemoLinkState(settings.rtt_ms, settings.jitter_ms))
