@@ -327,6 +327,20 @@ class IdentitySection:
         "file of denied certificates, tokens and tenants, one a line; reread when it changes",
         is_path=True,
     )
+    training_log: Path | None = setting(
+        None,
+        "folder for texts of tenants that agree, for forerun align (docs/verifier.md)",
+        is_path=True,
+        needs={"tenant_limits": "tenants agree there"},
+    )
+    training_log_mb: int = setting(256, "size of that folder", unit="MB", low=1, has_flag=False)
+    training_log_key: Path | None = setting(
+        None,
+        "file of 64 hex digits that encrypts it",
+        is_path=True,
+        has_flag=False,
+        needs={"training_log": ""},
+    )
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -24,6 +24,9 @@ MOST = 2**53
 MOST_AHEAD = 30.0
 """Seconds: the longest retry time that a refused caller gets, since earlier callers may have given up."""
 
+NO_TEXTS, TEXTS, PROMPTS = CONSENTS = ("off", "texts", "prompts")
+"""What a tenant lets the verifier keep for training: nothing, what the target writes, and prompts as well."""
+
 LEAST_WAIT = 1e-3
 """Seconds until an empty bucket is checked again: below a step's duration, above a clock's resolution."""
 
@@ -59,6 +62,7 @@ class Quota:
     session_burst: int | None = _count(
         "sessions at once after a pause; by default as many as a second brings", unit="sessions"
     )
+    training_log: str = setting(NO_TEXTS, "what the training log keeps of its texts", choices=CONSENTS)
 
     def __post_init__(self) -> None:
         check_section(self)

@@ -213,11 +213,23 @@ def info_of(config: VerifierConfig, engine: TargetEngine) -> TargetInfo:
 
 def worker_of(config: VerifierConfig, engine: TargetEngine, watch: SchedulerWatch | None = None) -> Worker:
     """Make the worker of a verifier."""
-    scheduler = VerifyScheduler(info_of(config, engine), config.scheduler)
+    log = training_log_of(config.identity)
+    scheduler_of = VerifyScheduler if log is None else log.scheduler
+    scheduler: VerifyScheduler = scheduler_of(info_of(config, engine), config.scheduler)
     sys.setswitchinterval(SWITCH_INTERVAL)
     _keep_what_is_loaded()
     seen = scheduler if watch is None else watch.watched(scheduler)
     return Worker(engine, seen)
+
+
+def training_log_of(section: IdentitySection) -> Any:
+    """Return the log of texts for training, whose schedulers fill it (`schemes.training_log`); None without a
+    folder. Raises `UserError`."""
+    if section.training_log is None:
+        return None
+    missing = UserError("no installed package offers a training log; pip install 'forerun[verifier]'")
+    open_log = offer("forerun.training_logs", "texts", missing)
+    return open_log(section.training_log, section.training_log_mb, section.training_log_key)
 
 
 def _keep_what_is_loaded() -> None:

@@ -118,13 +118,14 @@ def _leave(*_: object) -> None:
 def check(config: VerifierConfig) -> None:
     """Check files, addresses and libraries before the slow loading. Raise `UserError`."""
     check_models(config.target)
-    from cloud_verifier.server.serving import identity_of, tls_of
+    from cloud_verifier.server.serving import identity_of, tls_of, training_log_of
 
     server, operations = config.server, config.operations
     _ = config.scheduler
     if (tls := tls_of(server)) is not None:
         tls.read()
     identity_of(config.identity)
+    training_log_of(config.identity)
     if not config.target.check:
         check_free("--listen", server.listen)
     if operations.http:

@@ -38,6 +38,8 @@ WITH: dict[str, dict[str, Any]] = {
     "token_audience": {"token_keys": "keys"},
     "token_keys": {"token_audience": "us"},
     "denied": {"tenant_header": "x"},
+    "training_log": {"tenant_limits": "x"},
+    "training_log_key": {"tenant_limits": "x", "training_log": "x"},
     "deterministic": {"threads": "1"},
     "gpu_layers": {"model": "target.gguf"},
     "tensor_split": {"model": "target.gguf"},
