@@ -1,13 +1,11 @@
 """The two training runs: the target on next tokens, the draft on the target's distributions.
 
-Matrices of the blocks learn by Muon, all others by AdamW, under one learning-rate factor. Muon (Jordan 2024)
-orthogonalises each matrix's momentum, as for heads (`orthogonal`): the one in `torch.optim` iterates in bf16,
-which a CPU without bf16 instructions emulates slowly.
+The optimizer is that of heads and aligned drafts.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from lab.demo_models.architecture import END_OF_TEXT_ID, TARGET_LAYERS, grow, new_model
 from lab.demo_models.corpus import Text
-from training.trainer import orthogonal
+from training.trainer import Optimizer
 
 logger = logging.getLogger(__name__)
 
@@ -109,64 +107,10 @@ class WindowStream:
 # --- the optimizer --------------------------------------------------------------------------------------
 
 
-class Muon(torch.optim.Optimizer):
-    """Momentum with orthogonalised updates; matrices of one shape are handled in one batched product."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(list(params), {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure is ever re-evaluated here
-        """Apply one update from the gradients at hand."""
-        for group in self.param_groups:
-            by_shape: dict[torch.Size, list[Tensor]] = {}
-            for param in group["params"]:
-                by_shape.setdefault(param.shape, []).append(param)
-            for params in by_shape.values():
-                self._step_stack(params, group["lr"], group["momentum"])
-
-    def _step_stack(self, params: list[Tensor], lr: float, momentum: float) -> None:
-        update = orthogonal(torch.stack([self._nesterov(param, momentum) for param in params]))
-        rows, columns = params[0].shape
-        scale = max(1.0, rows / columns) ** 0.5
-        for param, change in zip(params, update, strict=True):
-            param.add_(change, alpha=-lr * scale)
-
-    def _nesterov(self, param: Tensor, momentum: float) -> Tensor:
-        assert param.grad is not None
-        buffer: Tensor = self.state[param].setdefault("momentum", torch.zeros_like(param))
-        buffer.lerp_(param.grad, 1 - momentum)
-        return param.grad.lerp(buffer, momentum)
-
-
-class PairOptimizer:
-    """The two optimizers of one model behind `step` and `scale`."""
-
-    def __init__(self, model: torch.nn.Module, matrix_lr: float, other_lr: float) -> None:
-        matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-        others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-        self._optimizers: tuple[torch.optim.Optimizer, ...] = (
-            Muon(matrices, lr=matrix_lr),
-            torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.95), weight_decay=0.0),
-        )
-        self._groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        self._base = self.learning_rates
-
-    @property
-    def learning_rates(self) -> list[float]:
-        """Current rates: matrices, then the rest."""
-        return [group["lr"] for group in self._groups]
-
-    def scale(self, factor: float) -> None:
-        """Set both learning rates to `factor` times their base values."""
-        for group, base in zip(self._groups, self._base, strict=True):
-            group["lr"] = base * factor
-
-    def step(self) -> None:
-        """Apply one update and clear the gradients."""
-        for optimizer in self._optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+def optimizer_of(model: torch.nn.Module, matrix_rate: float, other_rate: float) -> Optimizer:
+    """Return the trainer's optimizer of a model, with these highest rates of matrices and of all else."""
+    named = dict(model.named_parameters())
+    return Optimizer(named, (matrix_rate, other_rate), [name for name in named if "embed" in name])
 
 
 # --- how far a run is -----------------------------------------------------------------------------------
@@ -209,13 +153,13 @@ def train_target(packed: Packed, progress: Progress, seed: int, checkpoint: Chec
     """Train the target on packed texts, shallow first."""
     stream = WindowStream(packed, seed)
     model = new_model(SHALLOW_LAYERS, seed)
-    optimizer = PairOptimizer(model, MATRIX_RATE, OTHER_RATE)
+    optimizer = optimizer_of(model, MATRIX_RATE, OTHER_RATE)
     for until in (0.25, GROW_AT, 0.6, 0.7, 0.8, 0.9, 1.0):
         fit(model, optimizer, stream, next_token_loss, progress, until)
         checkpoint(model)
         if until == GROW_AT:
             model = grow(model, TARGET_LAYERS)
-            optimizer = PairOptimizer(model, MATRIX_RATE, OTHER_RATE)
+            optimizer = optimizer_of(model, MATRIX_RATE, OTHER_RATE)
 
 
 def distil_draft(
@@ -228,7 +172,7 @@ def distil_draft(
 ) -> None:
     """Train `draft` in place towards the target's distributions over packed texts."""
     stream = WindowStream(packed, seed)
-    optimizer = PairOptimizer(draft, 0.01, 0.0015)
+    optimizer = optimizer_of(draft, 0.01, 0.0015)
     for until in (0.25, 0.5, 0.75, 1.0):
         fit(draft, optimizer, stream, distillation_loss(target), progress, until)
         checkpoint(draft)
@@ -236,7 +180,7 @@ def distil_draft(
 
 def fit(
     model: LlamaForCausalLM,
-    optimizer: PairOptimizer,
+    optimizer: Optimizer,
     stream: WindowStream,
     loss_of: Loss,
     progress: Progress,
@@ -246,9 +190,8 @@ def fit(
     model.train()
     recent: list[float] = []
     while (fraction := progress.fraction) < until:
-        optimizer.scale(learning_rate_factor(fraction))
         recent.append(accumulate(model, stream.next_batch(context_length(fraction)), loss_of))
-        optimizer.step()
+        optimizer.step(learning_rate_factor(fraction))
         progress.num_steps += 1
         if progress.num_steps % REPORT_EVERY == 0:
             logger.info(
