@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": "forerun.commands.verify",
     "top": "forerun.commands.top",
     "edge": "forerun.commands.edge",
+    "local": "forerun.commands.local",
     "chat": "forerun.commands.chat",
     "complete": "forerun.commands.complete",
     "launch": "forerun.commands.launch",

@@ -36,6 +36,9 @@ REFUSED = f"""
 {DEV} --tenant a/b
 {DEV} --device d1,
 {DEV} --domain 'Ex ample'
+local --target t
+local --target t --draft none.gguf
+local --target t --draft d --verifier localhost:1
 {RECORD} --candidates 9
 {RECORD} --context 96
 {RECORD} --out /nowhere/at/all.jsonl

@@ -1,0 +1,104 @@
+"""Implements `forerun local`: a target and its draft on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from common.config.command_line import add_command, add_options, read_options
+from common.config.setting import REQUIRED, setting
+from common.errors import UnavailableError, UserError
+from forerun.commands import edge
+from forerun.options import loaded, places
+from forerun.terminal import note
+
+DESCRIPTION = """\
+Run a large target model and a small draft model on this machine. The target runs as `forerun verify` in a
+process of its own, and this process serves the API of `forerun edge`, whose options all hold here. A GGUF
+target may be larger than memory: its file is mapped, and one reading of it verifies several tokens. The draft
+has a quarter of the processors, or --threads N, and the target has the others.
+
+  forerun local --draft small.gguf --target big.gguf
+  forerun chat"""
+
+ADDRESSES, THREADS = "verifier.addresses", "draft.threads"
+END_TIMEOUT = 10.0  # seconds for the target's process to end
+LONGEST_LINE = 65_536  # bytes of what it announces
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """Declares the target."""
+
+    target: str = setting(REQUIRED, "target: GGUF file, hf://..., folder or hub id", "MODEL")
+    verify: str = setting("", "options of `forerun verify`, as one argument: '--slots 8192'", "OPTIONS")
+
+
+def add_parser(commands: Any) -> None:
+    words = "run a target and its draft on this machine, and serve the API of `forerun edge`"
+    parser = add_command(commands, "local", words, description=DESCRIPTION)
+    add_options(parser, LocalOptions)
+    edge.add_all_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run both until SIGTERM or Ctrl-C, or until the target's process ends."""
+    from common.llama.runtime import default_threads
+
+    own, paths = read_options(options, LocalOptions), places(options)
+    if hasattr(options, ADDRESSES):
+        raise UserError("forerun local has its own verifier; leave --verifier out, or run forerun edge")
+    config = loaded(options, paths).config
+    edge.draft_files("", config, paths)  # checked before the target is loaded
+    processors = default_threads() + 1
+    threads = config.draft.threads or max(1, processors // 4)
+    setattr(options, THREADS, threads)
+    note(f"loading the target {own.target}")
+    with target_process(own, max(1, processors - threads)) as address:
+        setattr(options, ADDRESSES, [address])
+        return edge.run(options)
+
+
+@contextmanager
+def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
+    """Serve the target at a free port of this machine until the block ends. Yield the address. Raises
+    `UserError` or `UnavailableError` if it does not start."""
+    words = ["verify", "--model", options.target, "--listen", "127.0.0.1:0", "--json", "--grace", "0"]
+    words += ["--threads", str(threads)]
+    command = [sys.executable, "-m", "forerun", *words, *shlex.split(options.verify)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+        is_over = threading.Event()
+        try:
+            assert child.stdout is not None, "a pipe"
+            line = child.stdout.readline(LONGEST_LINE)
+            if not line:
+                error = UserError if child.wait() == 2 else UnavailableError
+                raise error(f"the target {options.target} was not loaded; its message is above")
+            threading.Thread(target=_end_with, args=(child, is_over), daemon=True).start()
+            yield json.loads(line)["listening"]
+        finally:
+            is_over.set()
+            child.terminate()
+            try:
+                child.wait(END_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                child.kill()
+
+
+def _end_with(child: subprocess.Popen[str], is_over: threading.Event) -> None:
+    """End this process as SIGTERM does when the target's process ends by itself."""
+    code = child.wait()
+    if not is_over.is_set():
+        note(f"the target's process ended with code {code}; its message is above")
+        os.kill(os.getpid(), signal.SIGTERM)
