@@ -74,6 +74,7 @@ GREEDY_TOO = (
     AcceptanceRule.BILD,
     AcceptanceRule.JUDGE,
     AcceptanceRule.REFLECTIVE,
+    AcceptanceRule.CONTRASTIVE,
 )
 """Rules that change greedy decoding. At temperature 0 every other rule is the greedy match."""
 
@@ -107,8 +108,8 @@ class Acceptance:
     top: int = 3  # topk-gap: rank within which a token is accepted
     gap: float = 1.0  # topk-gap: most nats behind the best token
     rollback: float = 5.0  # bild: most nats of surprise of an accepted token (BiLD's code)
-    alpha: float = 0.1  # contrastive: least chance, as a share of the likeliest token's (Li et al. 2023)
-    beta: float = 0.5  # contrastive: weight of the draft's log chance (O'Brien and Lewis 2023)
+    alpha: float = 0.1  # contrastive: least chance, as a share of the likeliest token's
+    beta: float = 0.5  # contrastive: how far from the draft (both as O'Brien and Lewis 2023)
     fusion: float = 0.3  # reflective: weight of the second look's logits; 0 is `coupled`
 
     def __post_init__(self) -> None:
@@ -143,7 +144,7 @@ class Acceptance:
 
     def draws(self, greedy: bool) -> bool:
         """Tell whether the edge draws its drafts and sends their distributions."""
-        return self.rule.drawn and not greedy
+        return self.rule.drawn and self.decides(greedy)
 
 
 COUPLED = Acceptance()

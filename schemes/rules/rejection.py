@@ -32,6 +32,8 @@ def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[in
         if offer.draft is not None:
             if rows.acceptance.rule is AcceptanceRule.CONTRASTIVE:
                 law = _contrasted(law, *remaining(offer.draft), rows.acceptance)
+                if rows.greedy:
+                    return int(law.argmax())
             for turn, token in enumerate(offer.tokens[:most]):
                 tokens, shares = remaining(offer.draft, offer.tokens[:turn])
                 likely = float(shares[tokens.searchsorted(token)])
@@ -43,9 +45,11 @@ def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[in
     return row_by_row(rows, choose)
 
 
-# Contrastive decoding (Li et al. 2023, arXiv 2210.15097) is rejection sampling from another law than the
-# target's (Yuan et al. 2024, arXiv 2311.08981): from p q^-beta over the tokens with p >= alpha max p. It is
-# exact for this law. Where no distribution has come, as after the last draft of a chain, the law is p.
+# Contrastive decoding (Li et al. 2023, arXiv 2210.15097) in the form of O'Brien and Lewis (2023, arXiv
+# 2309.09117, appendix A) writes from another law than the target's: from p^(1 + beta) q^-beta over the tokens
+# with p >= alpha max p. Rejection sampling is exact for it (Yuan et al. 2024, arXiv 2311.08981). At
+# temperature 0 its likeliest token is written. Where no distribution has come, as after the last draft of a
+# chain, the law is p.
 
 
 def _contrasted(
@@ -58,9 +62,13 @@ def _contrasted(
     """
     draft = np.full_like(law, 0.5 / TOTAL)
     draft[tokens] = shares
-    weights = np.where(law >= acceptance.alpha * law.max(), law * draft**-acceptance.beta, 0.0)
-    contrasted: FloatArray = weights / weights.sum()
-    return contrasted
+    is_plausible = law >= acceptance.alpha * law.max()
+    scores = (1.0 + acceptance.beta) * np.log(law[is_plausible]) - acceptance.beta * np.log(
+        draft[is_plausible]
+    )
+    contrasted = np.zeros_like(law)
+    contrasted[is_plausible] = np.exp(scores - scores.max())
+    return contrasted / contrasted.sum()
 
 
 def all_children(rows: RuleRows, chances: Chances) -> dict[int, int]:

@@ -50,6 +50,11 @@ class RuleRows:
             if parents[row] in row_of
         }
 
+    @property
+    def greedy(self) -> bool:
+        """Return whether the temperature is 0."""
+        return self._sampling.greedy
+
     def offer(self, row: int) -> Offer:
         return self._offers[row]
 
@@ -66,7 +71,7 @@ class RuleRows:
 
     def chosen(self, row: int, logits: FloatArray) -> int:
         """Return the coupled rule's choice from other logits [V], which hold all sampling parameters."""
-        sampling = SamplingParams(0.0 if self._sampling.greedy else 1.0, seed=self._sampling.seed)
+        sampling = SamplingParams(0.0 if self.greedy else 1.0, seed=self._sampling.seed)
         return choose_adjusted(logits.astype(np.float32), sampling, self.position(row) - 1).token
 
     def position(self, row: int) -> int:

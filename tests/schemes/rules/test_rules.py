@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -113,6 +114,7 @@ class Step:
 
     models: Models
     judge: Judge | None = None
+    temperature: float = 1.0
     copies: dict[int, int] = field(default_factory=dict)
     paths: list[Text] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -138,7 +140,7 @@ class Step:
             parents=ints(above),
             slots=ints(range(50, 50 + chunk + count)),
             outputs=ints(range(chunk, chunk + count)),
-            sampling=SamplingParams(temperature=1.0),
+            sampling=SamplingParams(self.temperature),
             ask=Ask(acceptance, tuple(self.offers), self.judge, self.copies),
         )
 
@@ -302,14 +304,15 @@ def test_lenience_accepts_more_and_is_lossless_only_at_1(lenience: float) -> Non
 def test_contrastive_writes_its_own_law_where_the_draft_is_known(
     alpha: float, beta: float, shape: Shape
 ) -> None:
-    """softmax of log p - beta log q over the tokens with p >= alpha max p, and p after the last drafts."""
+    """softmax of (1 + beta) log p - beta log q over the tokens with p >= alpha max p, and p after the last
+    drafts."""
     acceptance, depth = Acceptance(AcceptanceRule.CONTRASTIVE, alpha=alpha, beta=beta), 1 + bool(shape[0])
     for seed in range(4):
         models, own = Models(seed), Models(seed)
         for text in [(), (0,), (1,), (2,)][: 1 if depth == 1 else 4]:
             p, q = models.target(text), np.maximum(dense(models.draft(text)), 1 / 512)
             scores = [
-                np.log(p[token]) - beta * np.log(q[token])
+                (1 + beta) * np.log(p[token]) - beta * np.log(q[token])
                 if p[token] >= alpha * p.max() > 0 < p[token]
                 else -np.inf
                 for token in range(3)
@@ -317,6 +320,29 @@ def test_contrastive_writes_its_own_law_where_the_draft_is_known(
             own.write("target", text, *np.exp(scores) / np.exp(scores).sum())
         law = own.completed(law_under(acceptance, models, shape), 3)
         assert distance(law, own.completed({(): 1.0}, 3)) < EXACT
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_contrastive_is_the_algorithm_of_its_paper(temperature: float) -> None:
+    """Algorithm 2 of O'Brien and Lewis (2023), by hand, with alpha 0.1 and beta 0.5.
+
+    Expert logits are ln 8, ln 7 and ln 0.5, the amateur's ln 3/4, ln 1/8 and ln 1/8: the third token is below
+    ln 0.1 + ln 8, and of the others 8^1.5 (3/4)^-0.5 = 26.128 and 7^1.5 (1/8)^-0.5 = 52.383 remain.
+    """
+    models = Models(0)
+    models.write("target", (), 8 / 15.5, 7 / 15.5, 0.5 / 15.5)
+    draft = Draft((0, 1, 2), (192, 32, 32))
+    law = Counter[int]()
+    for seed in range(1 if temperature == 0.0 else 4000):
+        step, chances = Step(models, temperature=temperature), SeededChances(seed)
+        step.add((), -1, Offer(draw(draft, 1, 1, chances), draft))
+        (token,) = step.written(Acceptance(AcceptanceRule.CONTRASTIVE), chances, coupled=0)[:1]
+        law[token] += 1
+    if temperature == 0.0:
+        assert list(law) == [1]
+    else:
+        assert law[1] / law.total() == pytest.approx(52.383 / 78.511, abs=0.03)
+        assert law[2] == 0
 
 
 # Lossy rules ------------------------------------------------------------------------------------------------
