@@ -17,6 +17,7 @@ from edge_client.api.daemon_status import PairStatus, verifier_status
 from edge_client.api.endpoints import Defaults, TextEndpoints
 from edge_client.core.effects import Fallback
 from edge_client.draft.draft_models import DraftModels
+from edge_client.draft.shared_model import OtherModel
 from edge_client.draft.updated_draft import UpdatedDraft
 from edge_client.network.client_tls import TlsSettings
 from edge_client.network.verifiers import Verifiers
@@ -36,6 +37,7 @@ class DraftFiles:
     texts: Callable[[bytes], FileTexts] | None = None  # of the user's files, for a token table's fingerprint
     earlier: Path | None = None  # of earlier texts; None: they are in memory alone
     tokens: str = ""  # of the target's tokens; empty: the draft model's are the same
+    second: str = ""  # of a draft model beside it; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ async def open_pair(
         drafting=draft.is_loaded,
         seats=draft.seats,
         keep_alive=draft.keep_alive,
-        small=_llama(files.small, draft) if files.small else None,
+        other=_other_model(files, draft),
         tokens=_llama(files.tokens, draft) if files.tokens else None,
         updates=draft.updates,
     )
@@ -118,6 +120,11 @@ async def open_pair(
         proposes=lambda: service.proposes,
     )
     return Pair(service, drafts, verifiers, status)
+
+
+def _other_model(files: DraftFiles, draft: DraftSection) -> OtherModel | None:
+    file, group = (files.second, "beside") if files.second else (files.small, "cascade")
+    return OtherModel(_llama(file, draft), group) if file else None
 
 
 def _llama(file: str, draft: DraftSection) -> LlamaSettings:

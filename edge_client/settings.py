@@ -225,6 +225,13 @@ class DraftSection:
         is_path=True,
         alias="--small-draft",
     )
+    second: str = setting(
+        "",
+        "a second draft model beside it; candidates of both meet in one tree (docs/edge.md); empty: none",
+        form="as draft.model; its tokens must be the same",
+        is_path=True,
+        alias="--second-draft",
+    )
     tokens: str = setting(
         "",
         "a file with the target's tokens, for a draft model with other ones, which then drafts through a "
@@ -341,8 +348,8 @@ class DraftSection:
 
     def __post_init__(self) -> None:
         check_section(self)
-        if self.small and self.tokens:
-            raise UserError("draft.small and draft.tokens exclude each other; leave one of them empty")
+        if sum(map(bool, (self.small, self.second, self.tokens))) > 1:
+            raise UserError("draft.small, draft.second and draft.tokens exclude each other; give one at most")
 
     @property
     def is_loaded(self) -> bool:

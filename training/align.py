@@ -93,6 +93,11 @@ class AlignOptions(TextsOptions):
         "N",
         low=0,
     )
+    boost: Path | None = setting(
+        None,
+        "draft beside which this one will draft (forerun edge --second-draft): train on what it misses",
+        "FIRST",
+    )
     updates: int = setting(400, "most updates; 0: none", "N", low=0)
     rtt: float = setting(60.0, "round trip of the link for which the report tells the pace", "MS", low=0)
     seed: int = setting(0, "seed of the texts and of their order", "N")
@@ -109,8 +114,11 @@ class AlignOptions(TextsOptions):
             raise UserError("--adapter holds a low-rank change alone; give --rank as well, such as --rank 16")
         if self.adapter is not None and self.layers:
             raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --layers")
-        if not self.draft.is_file():
-            raise UserError(f"--draft {self.draft} is no file; give the draft's GGUF file")
+        for name, file in (("--draft", self.draft), ("--boost", self.boost)):
+            if file is not None and not file.is_file():
+                raise UserError(f"{name} {file} is no file; give the draft's GGUF file")
+        if self.boost is not None and self.trim:
+            raise UserError("drafts side by side need the same tokens, so --boost cannot be had with --trim")
         if self.adapter is not None and self.trim:
             raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --trim")
         check_out(self.out)
@@ -137,6 +145,7 @@ def add_parser(commands: Any) -> None:
 def _run(options: AlignOptions) -> int:
     import torch
 
+    from training.boosting import Boosting
     from training.draft_weights import DraftWeights, file_type
     from training.lessons import measure
     from training.predicted import draft_times, predicted_pace
@@ -148,16 +157,20 @@ def _run(options: AlignOptions) -> int:
     file_type(options.type)  # checked
     draft = DraftWeights(options.draft)
     draft.check_layers(options.kept_layers)
+    boosting = Boosting(options.boost, draft, options.temperature) if options.boost else None
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), _what(options))
     taught, held_out, target_ms = _lessons(options, checkpoint)
     counts = Counter(token for lesson in taught for token in lesson.tokens.tolist())
     with matrix_products_in("medium"):  # bfloat16, where the processor multiplies it
         before = measure(draft.logits, held_out, options.temperature)
         note(f"before: {before.coupled:.1%} of the target's choices are the draft's")
-        start = before
+        start, checked = before, held_out
         if options.kept_layers:
             draft.keep_layers(options.kept_layers)
-            start = measure(draft.logits, held_out, options.temperature)
+        if boosting is not None:
+            taught, checked = boosting.weighted(taught), boosting.weighted(held_out)
+        if options.kept_layers or boosting is not None:
+            start = measure(draft.logits, checked, options.temperature)
         if options.rank:
             draft.add_low_rank(options.rank)
         trimming = Trimming(options.draft, counts, options.trim) if options.trim else None
@@ -171,9 +184,13 @@ def _run(options: AlignOptions) -> int:
             options.seed,
             [name for name, _ in draft.module.named_parameters() if "embed" in name or "lm_head" in name],
         )
-        after = _train(draft, trainer, start, held_out, checkpoint, options) if options.updates else start
+        after = _train(draft, trainer, start, checked, checkpoint, options) if options.updates else start
         if trimming is not None:
             after = measure(_trimmed(draft.logits, trimming.kept), held_out, options.temperature)
+        if boosting is not None:
+            after = measure(draft.logits, held_out, options.temperature)
+            chances = boosting.chances(draft.logits, held_out)
+            both = measure(boosting.together(draft.logits, chances), held_out, options.temperature)
     report: dict[str, Any] = {"out": str(options.out), "held_out_texts": len(held_out)}
     if trimming is None:
         draft.write(options.out, options.type)
@@ -184,8 +201,13 @@ def _run(options: AlignOptions) -> int:
         draft.write_adapter(options.adapter)
     checkpoint.path.unlink(missing_ok=True)
     report |= {"updates": trainer.done, "rtt_ms": options.rtt, "target_step_ms": target_ms}
-    for name, measured, file in (("before", before, options.draft), ("after", after, options.out)):
-        draft_ms = draft_times(file, options.threads)
+    told = [("before", before, [options.draft]), ("after", after, [options.out])]
+    if boosting is not None:
+        report["boost"] = asdict(chances)
+        told.append(("both", both, [boosting.file, options.out]))
+    for name, measured, files in told:
+        times = [draft_times(file, options.threads) for file in files]
+        draft_ms = {rows: sum(time[rows] for time in times) for rows in times[0]}
         link = LinkSpec(options.rtt / 1e3)
         ms_per_token = predicted_pace(measured.texts, draft_ms, target_ms, link, options.temperature)
         report[name] = measured.figures | {"draft_step_ms": draft_ms, "ms_per_token": ms_per_token}
@@ -293,8 +315,9 @@ def _losses(draft: DraftWeights, lessons: Sequence[Lesson], options: AlignOption
     def losses(places: Sequence[int], _share: float) -> Iterator[Tensor]:
         taught = sum(len(lessons[place].best) for place in places)
         for group in _passes([lessons[place] for place in places], LOGITS_PER_PASS // vocab):
-            target, own = LessonBatch.of(group).pairs(draft.logits, options.temperature)
-            yield loss(target, own).sum(dim=0, keepdim=True) / taught
+            batch = LessonBatch.of(group)
+            losses = loss(*batch.pairs(draft.logits, options.temperature)) * batch.weights
+            yield losses.sum(dim=0, keepdim=True) / taught
 
     return losses
 

@@ -48,11 +48,13 @@ class Lesson:
     first: int  # the last row of the prompt: its distribution is that of the first token after it
     best: IntArray  # int32 [T - first, K] the likeliest tokens, best first
     logprobs: FloatArray  # [T - first, K] their log-probabilities at the lesson's temperature
+    weights: FloatArray | None = None  # [T - first] how much each row counts; None: as much as any other
 
     def as_written(self) -> Lesson:
         """Return a lesson whose target is certain of each token that it wrote."""
         written = self.tokens[self.first + 1 :, None]
-        return Lesson(self.tokens[:-1], self.first, written, np.zeros(written.shape, np.float32))
+        weights = None if self.weights is None else self.weights[:-1]
+        return Lesson(self.tokens[:-1], self.first, written, np.zeros(written.shape, np.float32), weights)
 
 
 def read_lesson(
@@ -94,6 +96,7 @@ class LessonBatch:
     is_taught: Tensor  # bool [B, T]
     best: Tensor  # int64 [N, K] of the rows that are taught, in order
     target: Tensor  # float [N, K + 1] the target's log-probabilities, all other tokens' last
+    weights: Tensor  # float [N] how much each of these rows counts
 
     @classmethod
     def of(cls, lessons: Sequence[Lesson]) -> LessonBatch:
@@ -101,7 +104,10 @@ class LessonBatch:
         tokens, is_taught = side_by_side([lesson.tokens for lesson in lessons], firsts)
         best = torch.from_numpy(np.concatenate([lesson.best for lesson in lessons]).astype(np.int64))
         logprobs = torch.from_numpy(np.concatenate([lesson.logprobs for lesson in lessons]))
-        return cls(tokens, is_taught, best, with_rest(logprobs))
+        weights = [
+            np.ones(len(each.best), np.float32) if each.weights is None else each.weights for each in lessons
+        ]
+        return cls(tokens, is_taught, best, with_rest(logprobs), torch.from_numpy(np.concatenate(weights)))
 
     def said(self, draft: Logits, temperature: float) -> Tensor:
         """Return the draft's log-probabilities [N, V] of the rows that are taught."""
@@ -128,7 +134,7 @@ def with_rest(logprobs: Tensor) -> Tensor:
 class DraftReport:
     """Tells how well a draft knows a target's texts."""
 
-    coupled: float  # mean chance of the same token under shared noise, in closed form
+    coupled: float  # mean chance of the same token under shared noise, in closed form, by the rows' weights
     greedy: float  # share of rows with the same likeliest token
     by_rank: tuple[
         float, ...
@@ -145,13 +151,15 @@ class DraftReport:
 @torch.inference_mode()
 def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> DraftReport:
     """Measure a draft on whole lessons, the shared noise of each with a seed of its own."""
-    coupled, greedy, ranks = list[Tensor](), list[Tensor](), list[Tensor]()
+    coupled, weights = list[Tensor](), list[Tensor]()
+    greedy, ranks = list[Tensor](), list[Tensor]()
     texts = list[RecordedText]()
     for seed, lesson in enumerate(lessons):
         batch = LessonBatch.of([lesson])
         own = batch.said(draft, temperature)
         listed = with_rest(own.gather(-1, batch.best))
-        coupled.append(coupled_acceptance(batch.target, listed, has_rest=True))
+        coupled.append(coupled_acceptance(batch.target, listed, has_rest=True) * batch.weights)
+        weights.append(batch.weights)
         greedy.append(own.argmax(dim=-1) == batch.best[:, 0])
         noise = shared_noise(seed, own).float()
         theirs = batch.target[:, :-1] + noise.gather(-1, batch.best)
@@ -172,7 +180,7 @@ def measure(draft: Logits, lessons: Sequence[Lesson], temperature: float) -> Dra
         for depth in range(1, DEPTHS + 1)
     ]
     return DraftReport(
-        torch.cat(coupled).mean().item(),
+        (torch.cat(coupled).sum() / torch.cat(weights).sum().clamp(min=1e-9)).item(),
         torch.cat(greedy).float().mean().item(),
         tuple((rows < most).float().mean().item() for most in range(1, RANKS + 1)),
         tuple(torch.cat(run).float().mean().item() for run in runs if run),

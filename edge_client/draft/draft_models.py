@@ -12,7 +12,7 @@ from common.child import available_memory
 from common.llama.load_trial import KeptTable, ModelTrials
 from common.llama.model import LlamaModel, LlamaSettings
 from common.vocabulary import Vocabulary
-from edge_client.draft.shared_model import MEMORY, SharedDraftModel
+from edge_client.draft.shared_model import MEMORY, OtherModel, SharedDraftModel
 from edge_client.draft.updated_draft import UpdatedDraft
 from edge_client.process.paths import EdgePaths
 
@@ -50,17 +50,17 @@ class DraftModels:
         drafting: bool,
         seats: int,
         keep_alive: float,
-        small: LlamaSettings | None = None,
+        other: OtherModel | None = None,
         tokens: LlamaSettings | None = None,
         updates: str = "",
     ) -> OpenedDraft:
         """Open the tokens and, if `drafting`, the draft model, whose weights are loaded when they are needed.
 
-        `small` is a smaller draft model in front of it; newer ones come from `updates`. `tokens` is a file
-        with the target's tokens; None: the draft's are the target's. Another process tries each file first.
+        `other` drafts together with it; newer ones come from `updates`. `tokens` is a file with the target's
+        tokens; None: the draft's are the target's. Another process tries each file first.
         Raises `UserError` for an unloadable file.
         """
-        key = settings, small, tokens, drafting, seats, keep_alive, updates
+        key = settings, other, tokens, drafting, seats, keep_alive, updates
         if key not in self._opened:
             logger.info("> reading the tokens of %s", (tokens or settings).path)
             model, words = None, None
@@ -68,7 +68,7 @@ class DraftModels:
                 self._trials.ensure(tokens or settings, weights=False)
                 words = self._stack.enter_context(LlamaModel(tokens or settings, weights=False))
             if drafting:
-                shared = settings, seats, keep_alive, self._trials, self._make_room, small
+                shared = settings, seats, keep_alive, self._trials, self._make_room, other
                 own = SharedDraftModel(*shared, target=words)
                 model, words = UpdatedDraft(own, updates, self._verdicts), words or own.tokens
                 self._stack.push_async_callback(model.close)

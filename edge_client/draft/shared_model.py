@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,14 @@ class ModelState(Enum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True, slots=True)
+class OtherModel:
+    """Names a model of the same tokens that drafts together with the draft model."""
+
+    settings: LlamaSettings
+    group: str  # of both: `cascade` (it is in front) or `beside`
+
+
 MakeRoom = Callable[[LlamaSettings, int], Awaitable[None]]
 
 
@@ -61,9 +69,9 @@ class SharedDraftModel:
 
     The weights are unloaded `keep_alive` seconds after the last release (below 0: never; 0: at once). With
     `trials` another process loads the file first; without, a crash of llama.cpp ends this process.
-    `make_room` runs before the weights are loaded, with their settings and bytes. `small` is a smaller draft
-    model in front of this one, with the same tokens. With an `n_ctx` of 0 the context is chosen at each
-    loading: see `choose_context`. `free` returns the free bytes, by the number of layers on accelerators.
+    `make_room` runs before the weights are loaded, with their settings and bytes. `other` drafts together with
+    this model. With an `n_ctx` of 0 the context is chosen at each loading: see `choose_context`. `free`
+    returns the free bytes, by the number of layers on accelerators.
     `target` has the target's tokens if they are others, and stays open; then the seats translate.
     """
 
@@ -74,7 +82,7 @@ class SharedDraftModel:
         keep_alive: float = 300.0,
         trials: ModelTrials | None = None,
         make_room: MakeRoom | None = None,
-        small: LlamaSettings | None = None,
+        other: OtherModel | None = None,
         free: Callable[[int], int] = free_memory,
         target: LlamaModel | None = None,
         like: SharedDraftModel | None = None,
@@ -99,8 +107,8 @@ class SharedDraftModel:
             self._group = _offered("translated")(self.tokens, target).group
         self.path = find_model(settings.path)
         self.size_bytes = Path(self.path).stat().st_size  # of the file
-        if small is not None:
-            self.size_bytes += Path(find_model(small.path)).stat().st_size
+        if other is not None:
+            self.size_bytes += Path(find_model(other.settings.path)).stat().st_size
         self.state = ModelState.UNLOADED
         self.failure = ""  # why it could not be loaded, as a sentence
         self.num_seats = seats
@@ -110,8 +118,8 @@ class SharedDraftModel:
         self._put_away_at: float | None = None  # by the loop's clock; None: it is in use, or stays
         self._num_waiting = 0  # callers of `acquire` that have no seat yet
         self._pool: DraftPool | None = None
-        self._small = small
-        self._runtimes: list[LlamaRuntime] = []  # this model's, and the small one's
+        self._other = other
+        self._runtimes: list[LlamaRuntime] = []  # this model's, and the other's
         self._change = asyncio.Lock()  # one loading or unloading at a time
         self._loading: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -181,7 +189,7 @@ class SharedDraftModel:
             self._trials.ensure(settings, weights=True)
         with LlamaModel(settings, weights=False) as other:
             self._check_tokens(other)
-        own = (self.num_seats, self._keep_alive, self._trials, self._make_room, self._small, self._free)
+        own = (self.num_seats, self._keep_alive, self._trials, self._make_room, self._other, self._free)
         return SharedDraftModel(settings, *own, like=self)
 
     async def ping(self, patience: float) -> bool:
@@ -252,11 +260,13 @@ class SharedDraftModel:
             for settings in self._with_context(longest_text):
                 runtimes.append(LlamaRuntime(settings))
                 runtimes[-1].grammars = self._grammars  # compiled grammars outlive the weights
-            runtime, *smaller = runtimes
-            for small in smaller:
-                self._check_tokens(small)
+            runtime, *others = runtimes
+            for other in others:
+                self._check_tokens(other)
             tables = self._tables or measure_pace(runtime)
-            group = partial(_offered("cascade"), small=smaller[0]) if smaller else self._group
+            group = self._group
+            if self._other is not None:
+                group = partial(_offered(self._other.group), other=others[0])
             told = self._on_release, tables.batches, group, self._turns
             pool = DraftPool(runtime, self.num_seats, *told)
             return runtimes, pool, tables
@@ -267,7 +277,7 @@ class SharedDraftModel:
 
     def _with_context(self, longest_text: int) -> list[LlamaSettings]:
         """Try the files and return their settings, with a context chosen if none is set."""
-        settings = [each for each in (self._settings, self._small) if each is not None]
+        settings = [self._settings] if self._other is None else [self._settings, self._other.settings]
         for each in settings:
             if self._trials is not None:
                 self._trials.ensure(each, weights=True)
@@ -337,7 +347,7 @@ class SharedDraftModel:
 
 
 def _offered(name: str) -> Any:
-    """Return what makes groups of another kind: a small draft in front (`cascade`) or other tokens than the
+    """Return what makes groups of another kind: of two models (`OtherModel`), or of other tokens than the
     target's (`translated`). An installed package offers it as an entry point, as `schemes` does."""
     return offer("forerun.draft_groups", name, LocalError(f"no installed package offers the group {name}"))
 

@@ -141,10 +141,12 @@ def draft_files(pair: str, config: EdgeConfig, paths: EdgePaths) -> DraftFiles:
     if config.draft.sha256:
         logger.info("> checking the SHA-256 of %s", name)
     model = find_model(name, config.draft.sha256)
-    small, tokens = (file and find_model(file) for file in (config.draft.small, config.draft.tokens))
+    others = (config.draft.small, config.draft.tokens, config.draft.second)
+    small, tokens, second = (file and find_model(file) for file in others)
     indexes = [place_of(each, paths.indexes) for each in config.draft.index]
     earlier = paths.earlier / f"{pair or 'default'}{SUFFIX}" if config.draft.remember_on_disk else None
-    return DraftFiles(model, small, partial(IndexFiles, indexes) if indexes else None, earlier, tokens)
+    texts = partial(IndexFiles, indexes) if indexes else None
+    return DraftFiles(model, small, texts, earlier, tokens, second)
 
 
 def _log_file(name: str) -> TextIO:

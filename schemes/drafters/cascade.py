@@ -21,20 +21,20 @@ CHAIN = 4
 
 
 class CascadeGroup(DraftGroup):
-    """Schedules draft steps as `DraftGroup`, with chains of the model `small`, which stays the caller's.
+    """Schedules draft steps as `DraftGroup`, with chains of the model `other`, which stays the caller's.
 
     The small model reads a prompt at once, after the draft model has read it in pieces. Both runtimes have
     the same tokens. Raises `UserError` for a recurrent draft model, which evaluates a chain row by row.
     """
 
-    def __init__(self, runtime: LlamaRuntime, size: int, small: LlamaRuntime) -> None:
+    def __init__(self, runtime: LlamaRuntime, size: int, other: LlamaRuntime) -> None:
         super().__init__(runtime, size)
         if runtime.is_recurrent:
             raise UserError(
                 f"{runtime.path} is recurrent and evaluates a chain token by token, so a smaller draft saves "
                 "nothing; leave draft.small empty, or choose a draft model without a recurrent state"
             )
-        self._small = DraftGroup(small, size, num_candidates=1)
+        self._small = DraftGroup(other, size, num_candidates=1)
         self._draws = [False] * size
         self._num_asked = 0  # rows of chains
 

@@ -17,7 +17,13 @@ from common.llama.runtime import LlamaRuntime
 from common.memory import tokens_that_fit
 from common.wire.bounds import MAX_COMMITTED_TOKENS, MAX_PROMPT_TOKENS
 from edge_client.draft.group import DraftGroup, MemberDrafter
-from edge_client.draft.shared_model import LEAST_CELLS, SEAT_TOKENS, SharedDraftModel, choose_context
+from edge_client.draft.shared_model import (
+    LEAST_CELLS,
+    SEAT_TOKENS,
+    OtherModel,
+    SharedDraftModel,
+    choose_context,
+)
 from edge_client.settings import load_config
 from tests.edge_client.draft.tiny_architectures import write_architecture
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
@@ -136,7 +142,7 @@ async def test_a_context_is_chosen_at_each_loading(model: Path) -> None:
     """The target may have become known, and memory free, since the last one."""
     settings = replace(exact_settings(model), n_ctx=0)
     free = [8 * GIB]
-    draft = SharedDraftModel(settings, 1, small=settings, free=lambda layers: free[0])
+    draft = SharedDraftModel(settings, 1, other=OtherModel(settings, "cascade"), free=lambda layers: free[0])
     targets = [0, 2048]
     draft.targets += [lambda: targets[0], lambda: targets[1]]
 

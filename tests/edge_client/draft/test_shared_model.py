@@ -16,7 +16,7 @@ from common.sampling import SamplingParams
 from edge_client.core.effects import NOTHING_READ
 from edge_client.draft.measure_pace import PaceTables
 from edge_client.draft.seats import PoolSeat
-from edge_client.draft.shared_model import ModelState, SharedDraftModel
+from edge_client.draft.shared_model import ModelState, OtherModel, SharedDraftModel
 from edge_client.texts.alone import AloneRun
 from tests import wording
 
@@ -179,8 +179,12 @@ async def test_closing_ends_the_drafting_of_a_taken_seat(make: Made) -> None:
     assert model.state is ModelState.UNLOADED
 
 
-async def test_a_smaller_model_in_front_is_loaded_too_and_changes_no_draft(path: Path) -> None:
-    models = [SharedDraftModel(settings(path), 1, NEVER, small=small) for small in (None, settings(path))]
+@pytest.mark.parametrize("group", ["cascade", "beside"])
+async def test_the_same_model_in_front_or_beside_is_loaded_too_and_changes_no_draft(
+    path: Path, group: str
+) -> None:
+    others = (None, OtherModel(settings(path), group))
+    models = [SharedDraftModel(settings(path), 1, NEVER, other=other) for other in others]
     assert models[1].size_bytes == 2 * models[0].size_bytes
     written = []
     for model in models:
@@ -193,11 +197,11 @@ async def test_a_smaller_model_in_front_is_loaded_too_and_changes_no_draft(path:
     assert len(written[0]) == 12
 
 
-async def test_a_smaller_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
+async def test_another_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
     from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 
     other = write_tiny_gguf(tmp_path / "other.gguf", TinyShape(user_defined=("<extra>",)))
-    model = SharedDraftModel(settings(path), 1, NEVER, small=settings(other))
+    model = SharedDraftModel(settings(path), 1, NEVER, other=OtherModel(settings(other), "cascade"))
     with pytest.raises(UserError):
         await model.load()
     assert model.state is ModelState.FAILED
