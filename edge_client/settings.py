@@ -227,7 +227,7 @@ class DraftSection:
     )
     second: str = setting(
         "",
-        "a second draft model beside it; candidates of both meet in one tree (docs/edge.md); empty: none",
+        "a second draft model, which drafts in the same tree (docs/edge.md); empty: none",
         form="as draft.model; its tokens must be the same",
         is_path=True,
         alias="--second-draft",

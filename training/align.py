@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,7 +148,6 @@ def _run(options: AlignOptions) -> int:
     from training.boosting import Boosting
     from training.draft_weights import DraftWeights, file_type
     from training.lessons import measure
-    from training.predicted import draft_times, predicted_pace
     from training.trainer import Checkpoint, Trainer, matrix_products_in
     from training.trimming import Trimming
 
@@ -157,23 +156,22 @@ def _run(options: AlignOptions) -> int:
     file_type(options.type)  # checked
     draft = DraftWeights(options.draft)
     draft.check_layers(options.kept_layers)
-    boosting = Boosting(options.boost, draft, options.temperature) if options.boost else None
+    boosting = Boosting.of(options.boost, draft, options.temperature) if options.boost else None
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), _what(options))
     taught, held_out, target_ms = _lessons(options, checkpoint)
-    counts = Counter(token for lesson in taught for token in lesson.tokens.tolist())
     with matrix_products_in("medium"):  # bfloat16, where the processor multiplies it
         before = measure(draft.logits, held_out, options.temperature)
         note(f"before: {before.coupled:.1%} of the target's choices are the draft's")
         start, checked = before, held_out
         if options.kept_layers:
             draft.keep_layers(options.kept_layers)
-        if boosting is not None:
+        if boosting:
             taught, checked = boosting.weighted(taught), boosting.weighted(held_out)
-        if options.kept_layers or boosting is not None:
+        if options.kept_layers or boosting:
             start = measure(draft.logits, checked, options.temperature)
         if options.rank:
             draft.add_low_rank(options.rank)
-        trimming = Trimming(options.draft, counts, options.trim) if options.trim else None
+        trimming = Trimming(options.draft, _read(taught), options.trim) if options.trim else None
         rates = LOW_RANK_RATES if options.rank else ALL_RATES
         trainer = Trainer(
             {name: weight for name, weight in draft.module.named_parameters() if weight.requires_grad},
@@ -187,11 +185,11 @@ def _run(options: AlignOptions) -> int:
         after = _train(draft, trainer, start, checked, checkpoint, options) if options.updates else start
         if trimming is not None:
             after = measure(_trimmed(draft.logits, trimming.kept), held_out, options.temperature)
-        if boosting is not None:
+        if boosting:
             after = measure(draft.logits, held_out, options.temperature)
-            chances = boosting.chances(draft.logits, held_out)
-            both = measure(boosting.together(draft.logits, chances), held_out, options.temperature)
+            both, chances = boosting.measured(draft.logits, held_out)
     report: dict[str, Any] = {"out": str(options.out), "held_out_texts": len(held_out)}
+    report |= {"updates": trainer.done, "rtt_ms": options.rtt, "target_step_ms": target_ms}
     if trimming is None:
         draft.write(options.out, options.type)
     else:
@@ -200,19 +198,30 @@ def _run(options: AlignOptions) -> int:
     if options.adapter is not None:
         draft.write_adapter(options.adapter)
     checkpoint.path.unlink(missing_ok=True)
-    report |= {"updates": trainer.done, "rtt_ms": options.rtt, "target_step_ms": target_ms}
-    told = [("before", before, [options.draft]), ("after", after, [options.out])]
-    if boosting is not None:
-        report["boost"] = asdict(chances)
-        told.append(("both", both, [boosting.file, options.out]))
-    for name, measured, files in told:
-        times = [draft_times(file, options.threads) for file in files]
-        draft_ms = {rows: sum(time[rows] for time in times) for rows in times[0]}
-        link = LinkSpec(options.rtt / 1e3)
-        ms_per_token = predicted_pace(measured.texts, draft_ms, target_ms, link, options.temperature)
-        report[name] = measured.figures | {"draft_step_ms": draft_ms, "ms_per_token": ms_per_token}
+    report["before"] = _figures(before, [options.draft], target_ms, options)
+    report["after"] = _figures(after, [options.out], target_ms, options)
+    if options.boost:
+        report["both"] = _figures(both, [options.boost, options.out], target_ms, options) | asdict(chances)
     print(json.dumps(report) if options.json else _shown(report))
     return 0
+
+
+def _figures(
+    measured: DraftReport, files: Sequence[Path], target_ms: Mapping[int, float], options: AlignOptions
+) -> dict[str, Any]:
+    """Return what drafts that compute one after the other are worth, with the pace that they give."""
+    from training.predicted import draft_times, predicted_pace
+
+    times = [draft_times(file, options.threads) for file in files]
+    draft_ms = {rows: sum(each[rows] for each in times) for rows in times[0]}
+    link = LinkSpec(options.rtt / 1e3)
+    ms_per_token = predicted_pace(measured.texts, draft_ms, target_ms, link, options.temperature)
+    return measured.figures | {"draft_step_ms": draft_ms, "ms_per_token": ms_per_token}
+
+
+def _read(lessons: Sequence[Lesson]) -> Counter[int]:
+    """Return how often each token is in prompts and texts."""
+    return Counter(token for lesson in lessons for token in lesson.tokens.tolist())
 
 
 def _counts(lessons: Sequence[Lesson]) -> Counter[int]:
@@ -393,4 +402,9 @@ def _shown(report: dict[str, Any]) -> str:
         heading += (
             f", {report['tokens']} tokens, without {report['outside']:.2%} of those that the target writes"
         )
+    if both := report.get("both"):
+        both_rows = [(name, f"{both[name]:.1%}") for name in ("first", "second", "either")]
+        both_rows += [("both as one draft", f"{both['coupled']:.1%}")]
+        both_rows += [("both, predicted ms a token", f"{both['ms_per_token'][FORERUN]:.1f}")]
+        shown += ["", *table(("beside the first draft", "same choice"), both_rows)]
     return "\n".join([heading, *shown])

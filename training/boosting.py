@@ -22,7 +22,7 @@ from torch import Tensor
 
 from common.errors import UserError
 from training.draft_weights import DraftWeights
-from training.lessons import FloatArray, Lesson, LessonBatch, Logits
+from training.lessons import DraftReport, FloatArray, Lesson, LessonBatch, Logits, measure
 from training.losses import LEAST, coupled_acceptance
 from training.trimming import BY_TOKEN
 
@@ -39,22 +39,24 @@ class BothChances:
     either: float  # the choice is the best token of one of them, or of both
 
 
+@dataclass(frozen=True, slots=True)
 class Boosting:
-    """Weights lessons by what a first draft misses, and measures a second beside it.
+    """Weights lessons by what a first draft misses, and measures a second beside it."""
 
-    Args: file: the first draft, GGUF; second: the draft that is trained. Raises `UserError` if their tokens
-    differ, and as `DraftWeights`.
-    """
+    first: Logits
+    temperature: float  # above 0
 
-    def __init__(self, file: Path, second: DraftWeights, temperature: float) -> None:
+    @classmethod
+    def of(cls, file: Path, second: DraftWeights, temperature: float) -> Boosting:
+        """Read the first draft, GGUF. Raises `UserError` if it has other tokens than the second, and as
+        `DraftWeights`."""
         first, other = (gguf.GGUFReader(path).fields[BY_TOKEN[0]].contents() for path in (file, second.path))
         if first != other:
             raise UserError(
                 f"--boost {file} has other tokens than --draft {second.path}; drafts side by side need the "
                 "same, so take two of one family"
             )
-        self.file = file
-        self._first, self._temperature = DraftWeights(file).logits, temperature
+        return cls(DraftWeights(file).logits, temperature)
 
     @torch.inference_mode()
     def weighted(self, lessons: Sequence[Lesson]) -> list[Lesson]:
@@ -62,7 +64,7 @@ class Boosting:
         return [replace(lesson, weights=self._missed(lesson)) for lesson in lessons]
 
     def _missed(self, lesson: Lesson) -> FloatArray:
-        target, own = LessonBatch.of([lesson]).pairs(self._first, self._temperature)
+        target, own = LessonBatch.of([lesson]).pairs(self.first, self.temperature)
         missed: FloatArray = (1.0 - coupled_acceptance(target, own, has_rest=True)).numpy()
         return missed
 
@@ -72,11 +74,16 @@ class Boosting:
         chances = list[Tensor]()
         for lesson in lessons:
             batch = LessonBatch.of([lesson])
-            target, own = batch.pairs(self._first, self._temperature)
-            other = batch.pairs(second, self._temperature)[1]
+            target, own = batch.pairs(self.first, self.temperature)
+            other = batch.pairs(second, self.temperature)[1]
             a, b = (coupled_acceptance(target, each, has_rest=True) for each in (own, other))
             chances.append(torch.stack([a, b, a + b - all_agree(target, own, other)]))
         return BothChances(*torch.cat(chances, dim=-1).mean(dim=-1).tolist())
+
+    def measured(self, second: Logits, lessons: Sequence[Lesson]) -> tuple[DraftReport, BothChances]:
+        """Measure the draft that the edge makes of both, and both."""
+        chances = self.chances(second, lessons)
+        return measure(self.together(second, chances), lessons, self.temperature), chances
 
     def together(self, second: Logits, chances: BothChances) -> Logits:
         """Return the draft that the edge makes of both (`schemes.drafters.beside`)."""
@@ -84,7 +91,7 @@ class Boosting:
         share = only_first / max(only_first + only_second, 1e-9)
 
         def logits(tokens: Tensor, rows: Tensor) -> Tensor:
-            return share * self._first(tokens, rows) + (1.0 - share) * second(tokens, rows)
+            return share * self.first(tokens, rows) + (1.0 - share) * second(tokens, rows)
 
         return logits
 

@@ -69,8 +69,8 @@ class SharedDraftModel:
 
     The weights are unloaded `keep_alive` seconds after the last release (below 0: never; 0: at once). With
     `trials` another process loads the file first; without, a crash of llama.cpp ends this process.
-    `make_room` runs before the weights are loaded, with their settings and bytes. `other` drafts together with
-    this model. With an `n_ctx` of 0 the context is chosen at each loading: see `choose_context`. `free`
+    `make_room` runs before the weights are loaded, with their settings and bytes. `other` drafts together
+    with this model. With an `n_ctx` of 0 the context is chosen at each loading: see `choose_context`. `free`
     returns the free bytes, by the number of layers on accelerators.
     `target` has the target's tokens if they are others, and stays open; then the seats translate.
     """

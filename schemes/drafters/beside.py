@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class BesideGroup(DraftGroup):
     """Schedules draft steps as `DraftGroup`, and answers for two models. `other` stays the caller's.
 
-    Both runtimes have the same tokens. Where `other` fails, the draft model goes on alone until the next text.
-    Raises `UserError` as `DraftGroup`.
+    Both runtimes have the same tokens. Where `other` fails, the draft model goes on alone until the next
+    text. Raises `UserError` as `DraftGroup`.
     """
 
     def __init__(self, runtime: LlamaRuntime, size: int, other: LlamaRuntime) -> None:

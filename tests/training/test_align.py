@@ -10,6 +10,7 @@ import pytest
 
 from common.llama.model import LlamaModel, LlamaSettings
 from forerun.cli import main
+from forerun.demo_pair import DRAFT_GGUF
 from tests import wording
 from training.trainer import Trainer
 
@@ -56,6 +57,18 @@ def test_a_trimmed_draft_is_written_without_any_update(
         assert words.num_vocab == 280
 
 
+def test_a_second_draft_is_measured_beside_the_first(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--updates", "2", "--boost", str(DRAFT_GGUF)]) == 0
+    report = report_of(capsys)
+    before, after, both = (report[name] for name in ("before", "after", "both"))
+    assert both["first"] == pytest.approx(before["coupled"], abs=1e-5)
+    assert both["second"] == pytest.approx(after["coupled"], abs=1e-5)
+    assert both["either"] >= max(both["first"], both["second"])
+    assert both["draft_step_ms"]["1"] > after["draft_step_ms"]["1"]
+
+
 def test_an_interrupted_training_ends_as_one_that_is_not(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +110,7 @@ def test_chats_and_texts_of_the_draft_are_read_too(
             ["--layers", "x"],
             ["--layers", "5"],
         ),
+        *(["--boost", "none.gguf"], ["--boost", str(DRAFT_GGUF), "--trim", "1000"]),
         *(["--trim", "10"], ["--trim", "1000", "--rank", "4", "--adapter", "a.gguf"]),
     ],
 )
