@@ -187,7 +187,7 @@ def _run(options: AlignOptions) -> int:
             after = measure(_trimmed(draft.logits, trimming.kept), held_out, options.temperature)
         if boosting:
             after = measure(draft.logits, held_out, options.temperature)
-            both, chances = boosting.measured(draft.logits, held_out)
+        both = boosting.measured(draft.logits, held_out) if boosting else None
     report: dict[str, Any] = {"out": str(options.out), "held_out_texts": len(held_out)}
     report |= {"updates": trainer.done, "rtt_ms": options.rtt, "target_step_ms": target_ms}
     if trimming is None:
@@ -200,8 +200,8 @@ def _run(options: AlignOptions) -> int:
     checkpoint.path.unlink(missing_ok=True)
     report["before"] = _figures(before, [options.draft], target_ms, options)
     report["after"] = _figures(after, [options.out], target_ms, options)
-    if options.boost:
-        report["both"] = _figures(both, [options.boost, options.out], target_ms, options) | asdict(chances)
+    if both and options.boost:
+        report["both"] = _figures(both[0], [options.boost, options.out], target_ms, options) | asdict(both[1])
     print(json.dumps(report) if options.json else _shown(report))
     return 0
 

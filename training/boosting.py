@@ -101,7 +101,7 @@ def all_agree(target: Tensor, first: Tensor, second: Tensor) -> Tensor:
     last column is a sum of tokens, which never counts as the same token."""
     models = torch.stack((target, first, second)).clamp(min=LEAST)
     chances = list[Tensor]()
-    for part in models.split(ROWS_PER_PASS, dim=1):
+    for part in torch.split(models, ROWS_PER_PASS, dim=1):
         ratios = part.unsqueeze(-2) - part.unsqueeze(-1)  # [3, n, C, C], of each token to that of the race
         chances.append((-ratios.amax(dim=0).logsumexp(dim=-1)).exp()[:, :-1].sum(dim=-1))
     return torch.cat(chances)

@@ -60,6 +60,7 @@ def boosting(models: Models) -> Boosting:
 
 def test_a_row_counts_as_often_as_the_first_misses(models: Models, boosting: Boosting) -> None:
     (weighted,) = boosting.weighted([lesson_of(models[0])])
+    assert weighted.weights is not None
     missed = 1.0 - hits(models)[0].float().mean(0)
     np.testing.assert_allclose(weighted.weights, missed, atol=0.01)
 
