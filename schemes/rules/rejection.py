@@ -68,7 +68,8 @@ def _contrasted(
     )
     contrasted = np.zeros_like(law)
     contrasted[is_plausible] = np.exp(scores - scores.max())
-    return contrasted / contrasted.sum()
+    contrasted /= contrasted.sum()
+    return contrasted
 
 
 def all_children(rows: RuleRows, chances: Chances) -> dict[int, int]:
