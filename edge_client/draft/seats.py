@@ -74,6 +74,27 @@ class PoolSeat:
             self.waiting.popleft()(error, NOTHING_READ)
 
 
+class Turns:
+    """Lets pools compute one after the other, in the order in which they ask. A context manager.
+
+    A `threading.Lock` may pass over a waiting thread again and again.
+    """
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._num_asked = self._num_ended = 0
+
+    def __enter__(self) -> None:
+        with self._change:
+            number, self._num_asked = self._num_asked, self._num_asked + 1
+            self._change.wait_for(lambda: self._num_ended == number)
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._num_ended += 1
+            self._change.notify_all()
+
+
 class DraftPool:
     """Owns the thread, from `start` (or `async with`) to `close`; the runtime stays the caller's. Raises
     `UserError` if the context has too few sequences for `num_seats`."""
@@ -85,7 +106,7 @@ class DraftPool:
         on_release: Callable[[], None] = lambda: None,
         batch_times: Mapping[int, float] | None = None,
         group: GroupMaker = DraftGroup,
-        turns: threading.Lock | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Call `on_release` whenever a seat is released. `batch_times`: measured seconds of a batch by its
         tokens; None: learnt online. `group` makes the group of a runtime and so many seats. `turns`: held in
@@ -93,7 +114,7 @@ class DraftPool:
         self.on_release = on_release
         self.num_seats = seats
         self.is_closing = False
-        self._turns = turns or threading.Lock()
+        self._turns = turns or Turns()
         self._group = group(runtime, seats)
         if batch_times is not None:
             self._group.measured(batch_times)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,7 +24,7 @@ from common.vocabulary import Vocabulary
 from edge_client.core.draft_times import DraftTimes
 from edge_client.draft.group import DraftGroup
 from edge_client.draft.measure_pace import PaceTables, measure_pace
-from edge_client.draft.seats import DraftPool, GroupMaker, PoolSeat
+from edge_client.draft.seats import DraftPool, GroupMaker, PoolSeat, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class SharedDraftModel:
         if trials is not None and like is None:
             trials.ensure(settings, weights=False)
         self._like = like
-        self._turns: threading.Lock = like._turns if like else threading.Lock()
+        self._turns: Turns = like._turns if like else Turns()
         self.tokens: LlamaModel = like.tokens if like else LlamaModel(settings, weights=False)
         self._grammars: LlamaGrammars = like._grammars if like else (target or self.tokens).grammars
         self._group: GroupMaker = like._group if like else DraftGroup
@@ -178,7 +177,8 @@ class SharedDraftModel:
         Raise `UserError` for a file that fails or has other tokens, and `CapacityError` if memory is short.
         """
         settings = replace(self._settings, path=path or self._settings.path, adapter=adapter)
-        needed = MEMORY * Path(find_model(settings.path)).stat().st_size
+        beside = self.size_bytes - Path(self.path).stat().st_size  # of the model that drafts with it
+        needed = MEMORY * (Path(find_model(settings.path)).stat().st_size + beside)
         free = self._free(settings.gpu_layers)
         if 0 < free < needed:
             raise CapacityError(

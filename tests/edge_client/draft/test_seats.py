@@ -13,7 +13,7 @@ import pytest
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
 from common.sampling import SamplingParams
 from edge_client.core.effects import DraftRow, Expand, Expansion, MoveTip, ReadingTime, Reroot, StartDrafter
-from edge_client.draft.seats import DraftPool, PoolSeat
+from edge_client.draft.seats import DraftPool, PoolSeat, Turns
 from edge_client.texts.alone import AloneRun
 from tests import wording
 from tests.edge_client.draft.tree_world import check_group, exact_settings
@@ -250,3 +250,22 @@ async def test_closing_leaves_the_loop_live_and_fails_what_is_under_way(
     assert len(await under_way) == 1
     with wording.raises(UnavailableError):
         await too_late
+
+
+def test_a_pool_that_waits_for_its_turn_goes_before_one_that_asks_later() -> None:
+    """A `threading.Lock` lets the thread that releases it take it again, which made gaps of several turns."""
+    turns, order = Turns(), list[str]()
+
+    def wait() -> None:
+        with turns:
+            order.append("waited")
+
+    with turns:
+        other = threading.Thread(target=wait)
+        other.start()
+        while turns._num_asked < 2:
+            threading.Event().wait(0.001)
+    with turns:
+        order.append("asked later")
+    other.join(LONG_WAIT)
+    assert order == ["waited", "asked later"]
