@@ -36,6 +36,8 @@ REFUSED = f"""
 {DEV} --tenant a/b
 {DEV} --device d1,
 {DEV} --domain 'Ex ample'
+edge --draft d --small-draft s --second-draft s
+edge --draft d --tokens t --second-draft s
 local --target t
 local --target t --draft none.gguf
 local --target t --draft d --verifier localhost:1

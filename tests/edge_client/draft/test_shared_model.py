@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -195,6 +196,21 @@ async def test_the_same_model_in_front_or_beside_is_loaded_too_and_changes_no_dr
         await model.close()
     assert written[0] == written[1]
     assert len(written[0]) == 12
+
+
+async def test_a_newer_draft_keeps_the_second_beside_it(path: Path, tmp_path: Path) -> None:
+    newer = Path(shutil.copyfile(path, tmp_path / "newer.gguf"))
+    free = [10**9]
+    other = OtherModel(settings(path), "beside")
+    model = SharedDraftModel(settings(path), 1, NEVER, other=other, free=lambda layers: free[0])
+    sibling = model.sibling(path=str(newer))
+    await sibling.load()
+    assert [runtime.path for runtime in sibling._runtimes] == [str(newer), str(path)]
+    await sibling.close()
+    free[0] = 3 * model.size_bytes // 2  # enough for one of the files
+    with pytest.raises(CapacityError):
+        model.sibling(path=str(newer))
+    await model.close()
 
 
 async def test_another_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
