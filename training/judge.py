@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.acceptance import COUPLED, AcceptanceRule, make_acceptance
+from common.acceptance import COUPLED, make_acceptance
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
@@ -22,10 +21,12 @@ from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
 from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
+from edge_client.process.client import connect
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun import demo_pair
-from forerun.options import JsonOption, write_out
-from forerun.rig import Processes, RigEdge
+from forerun.chat.asking import TEXT_PATH
+from forerun.chat.following import Following
+from forerun.options import JsonOption, PlaceOption, write_out
 from forerun.terminal import note, table
 from schemes.rules.trained_judge import FloatArray
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
@@ -49,18 +50,17 @@ answer. Train a judge to tell these apart.
   curl http://127.0.0.1:8080/v1/completions ... "forerun": {"acceptance": "judge"}"""
 
 CHECK = """\
-Let the target answer tasks alone and under acceptance rules, on the real stack. Report how many tokens a
+Let the running daemon answer tasks by the target alone and under acceptance rules. Report how many tokens a
 target step brings, how many texts and answers are not the target's, and how many tasks have an answer.
 
-  forerun judge check --tasks others.json --answer number --judge judge.json --acceptance judge bild:2"""
+  forerun verify --model path/to/model --allow-rule judge --allow-rule bild --judge judge.json
+  forerun judge check --tasks others.json --answer number --acceptance judge bild:2"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions(JsonOption):
-    """Declares the models and the tasks. Raises `UserError` before the slow loading."""
+    """Declares the tasks. Raises `UserError` before the slow loading."""
 
-    target: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
-    draft: str = setting(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
     tasks: Path = setting(REQUIRED, "file of tasks: a JSON list of prompts, or JSON lines", "FILE")
     answer: str = setting(
         REQUIRED,
@@ -78,6 +78,8 @@ class JudgeOptions(JsonOption):
 class JudgeTrainOptions(JudgeOptions):
     """Declares a training. Raises `UserError`."""
 
+    target: str = setting(str(demo_pair.TARGET_DIR), "folder or hub id of the target model", "PATH")
+    draft: str = setting(str(demo_pair.DRAFT_GGUF), "draft model: GGUF file or hf://...", "PATH")
     out: Path = setting(REQUIRED, "file for the judge, JSON", "FILE")
     recall: float = setting(
         0.9, "least share of important mismatches that the judge rejects", "R", above=0, high=1
@@ -95,26 +97,17 @@ class JudgeTrainOptions(JudgeOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeCheckOptions(JudgeOptions):
+class JudgeCheckOptions(JudgeOptions, PlaceOption):
     """Declares a measurement. Raises `UserError`."""
 
     acceptance: tuple[str, ...] = setting(("judge",), "acceptance rules, with settings", "RULE", nargs="+")
-    judge: Path | None = setting(None, "judge of the rule `judge`", "FILE")
     policy: str = setting("sync:8", "growth policy of the edge", "POLICY")
 
     def __post_init__(self) -> None:
         JudgeOptions.__post_init__(self)
         make_policy(self.policy)
-        rules = {make_acceptance(each).rule for each in self.acceptance}
-        if (AcceptanceRule.JUDGE in rules) != (self.judge is not None):
-            raise UserError("--acceptance judge needs --judge FILE, and --judge needs that rule; give both")
-
-    @property
-    def verifier_options(self) -> tuple[str, ...]:
-        """Return the options of `forerun verify` that allow the rules."""
-        rules = dict.fromkeys(make_acceptance(each).rule for each in self.acceptance)
-        allowed = [part for rule in rules if not rule.lossless for part in ("--allow-rule", rule.title)]
-        return (*allowed, *(("--judge", str(self.judge)) if self.judge is not None else ()))
+        for each in self.acceptance:
+            make_acceptance(each)
 
 
 def add_parser(commands: Any) -> None:
@@ -235,7 +228,7 @@ class RuleFigures:
 
 
 def _check(options: JudgeCheckOptions) -> int:
-    figures = asyncio.run(_measure(options, read_prompts(options.tasks)))
+    figures = _measure(options, read_prompts(options.tasks))
     if options.json:
         print(json.dumps([asdict(each) for each in figures]))
         return 0
@@ -254,29 +247,28 @@ def _check(options: JudgeCheckOptions) -> int:
     return 0
 
 
-async def _measure(options: JudgeCheckOptions, tasks: Sequence[str]) -> list[RuleFigures]:
+def _measure(options: JudgeCheckOptions, tasks: Sequence[str]) -> list[RuleFigures]:
     answer_of, figures, own = answers_by(options.answer), list[RuleFigures](), list[JudgedText]()
-    target = ("--model", options.target, "--threads", "1", "--log-level", "warning", "--no-recall")
-    async with Processes() as processes:
-        _, address = await processes.start_verifier(*target, *options.verifier_options)
-        edge = await processes.start_edge("--verifier", address, "--draft", options.draft, "--threads", "1")
-        for rule in (COUPLED.title, *options.acceptance):
-            note(f"{len(tasks)} tasks under {rule}")
-            texts = [await _written(edge, task, rule, options) for task in tasks]
-            own = own or texts
-            figures.append(_figures(rule, tasks, own, texts, answer_of))
+    for rule in (COUPLED.title, *options.acceptance):
+        note(f"{len(tasks)} tasks under {rule}")
+        texts = [_written(task, rule, options) for task in tasks]
+        own = own or texts
+        figures.append(_figures(rule, tasks, own, texts, answer_of))
     return figures
 
 
-async def _written(edge: RigEdge, task: str, rule: str, options: JudgeCheckOptions) -> JudgedText:
-    sampling, text, num_tokens = SamplingParams(max_tokens=options.max_tokens), "", 0
-    async for _, event in edge.events(task, options.policy, sampling, recall=False, acceptance=rule):
+def _written(task: str, rule: str, options: JudgeCheckOptions) -> JudgedText:
+    """Let the daemon write a text, without text that it looks up."""
+    body = {"prompt": task, "stream": True, "temperature": 0, "max_tokens": options.max_tokens}
+    ours = {"origins": True, "policy": options.policy, "recall": False, "acceptance": rule}
+    daemon, num_tokens = options.paths.daemon, 0
+    following = Following(lambda: connect(daemon), TEXT_PATH, body | {"forerun": ours})
+    for event in following.events():
         match event:
             case TextAdded():
-                text += event.text
                 num_tokens += sum(span.num_tokens for span in event.spans)
             case TextEnded():
-                return JudgedText(text, num_tokens, event.figures["target_steps"])
+                return JudgedText(following.text, num_tokens, event.figures["target_steps"])
     raise AssertionError("a text that fails raises")
 
 

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from common.errors import UserError
 from common.sampling import SamplingParams
-from forerun.rig import LONGEST_LINE
 from lab.bench.formula import FORMULA, VOCAB_SIZE
+from lab.rig import LONGEST_LINE
 
 OFF, ORACLE, RECORDED = "off", "oracle", "recorded"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forerun.rig import START_TIMEOUT, Processes
 from lab.bench.load import LoadJob, LoadText, TextRun
+from lab.rig import START_TIMEOUT, Processes
 from simulator.knowledge import Candidates
 
 

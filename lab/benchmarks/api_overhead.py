@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.prompts import bundled
-from forerun.rig import START_TIMEOUT, Processes, RigProcess
 from lab.bench.report import finish, parser_of
 from lab.benchmarks.daemon import DaemonProcess
+from lab.rig import START_TIMEOUT, Processes, RigProcess
 from simulator.figures import percentile, rounded
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import UnavailableError
-from forerun.rig import RigProcess, attempts, own_places
+from lab.rig import RigProcess, attempts, own_places
 
 __all__ = ["LoggedProcess", "attempts", "free_port", "own_places"]
 

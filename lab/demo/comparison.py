@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.rig import DEVICE
-from lab.rig import Rig
+from lab.rig import DEVICE, Rig
 from simulator.figures import Figures, figures, pace
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
 

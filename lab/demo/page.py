@@ -22,9 +22,8 @@ from edge_client.pair import DraftFiles
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection, DraftSection, EdgeConfig, VerifierSection
 from forerun.cli import own_version
-from forerun.rig import Processes
 from forerun.terminal import note
-from lab.rig import VERIFIER, RigSettings
+from lab.rig import VERIFIER, Processes, RigSettings
 from simulator.proxy import Link, rtt
 
 DEMO_LINK = "/v1/demo/link"

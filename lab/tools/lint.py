@@ -33,7 +33,7 @@ ALLOWED = {
         edge_client.fleet.mqtt._password forerun.commands.chat._plain_line forerun.options.read_prompt
         simulator.documents.read_text simulator.tables.read_rows""",
     "this program started the process; asyncio limits a line to 64 KiB": """
-        training.doctest_child.main forerun.rig.RigProcess.read""",
+        training.doctest_child.main""",
     "the kernel writes the file": """
         edge_client.process.run_file._start_on_linux""",
     "`Guarded` ends a request's body at api.max_body_bytes": """

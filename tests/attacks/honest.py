@@ -20,8 +20,8 @@ from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings
 from edge_client.network.generation import Generation
-from forerun.rig import START_TIMEOUT, RigProcess
 from lab.benchmarks.http_stream import BrokenError, HttpClient
+from lab.rig import START_TIMEOUT, RigProcess
 from simulator.figures import percentile
 
 PROMPT = tuple(range(40, 64))

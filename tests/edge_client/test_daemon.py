@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
-from forerun.rig import own_places
 from lab import demo_models
+from lab.rig import own_places
 from tests.edge_client.draft.tiny_gguf import write_copy
 from tests.support.ports import free_port
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forerun.rig import own_places
+from lab.rig import own_places
 from tests.clients.programs import FOLDER, IN_ITS_ENVIRONMENT
 from tests.conftest import REAL_MODELS, WHERE_PROGRAMS_ARE
 from tests.edge_client.draft.tiny_gguf import write_copy

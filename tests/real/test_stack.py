@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from common.sampling import SamplingParams
-from forerun.rig import own_places
+from lab.rig import own_places
 from tests.conftest import REAL_MODELS, SMOLLM2
 from tests.edge_client.test_daemon import PATIENCE, SCHEMA, Daemon, Process, ready, start
 from tests.real.models import Alone

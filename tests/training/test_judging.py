@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from common.errors import UserError
 from forerun.cli import main
 from lab import demo_models
+from lab.rig import Processes, RigEdge, own_places
 from schemes.rules.trained_judge import FloatArray, Judge, features
 from training.judging import Mismatch, Tokens, doctests_pass, fit, last_line, last_number, mine
 
@@ -165,7 +167,9 @@ def test_answers_are_found() -> None:
 @pytest.mark.llama
 @pytest.mark.grpc
 @pytest.mark.slow
-def test_a_judge_is_trained_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_judge_is_trained_and_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real pair; the number of lines is the answer."""
     tasks, out = tmp_path / "tasks.json", tmp_path / "judge.json"
     prompts = [entry["text"] for entry in json.loads(demo_models.PROMPTS.read_text(encoding="utf-8"))]
@@ -176,8 +180,19 @@ def test_a_judge_is_trained_and_served(tmp_path: Path, capsys: pytest.CaptureFix
     assert report["recall"] >= 0.9
     assert Judge.from_json(out.read_text(encoding="utf-8")).threshold == report["judge"]["threshold"]
     tasks.write_text(json.dumps(prompts[:2]), encoding="utf-8")
-    rules = ["--acceptance", "judge", "bild:50", "--judge", str(out)]
-    assert main(["judge", "check", *words, *rules]) == 0
+    for name, place in own_places(tmp_path).items():
+        monkeypatch.setenv(name, place)
+    target = ("--model", str(demo_models.TARGET_DIR), "--threads", "1", "--log-level", "warning")
+    allowed = ("--allow-rule", "judge", "--allow-rule", "bild", "--judge", str(out), "--no-recall")
+    async with Processes() as processes:
+        _, address = await processes.start_verifier(*target, *allowed)
+        draft = ("--draft", str(demo_models.DRAFT_GGUF), "--threads", "1", "--remember", "0")
+        daemon = await processes.start(
+            "edge", "edge", *draft, "--verifier", address, "--listen", "127.0.0.1:0"
+        )
+        await RigEdge.ready(daemon, own_places(tmp_path))
+        check = ["judge", "check", *words, "--acceptance", "judge", "bild:50"]
+        assert await asyncio.to_thread(main, check) == 0
     own, judged, loose = json.loads(capsys.readouterr().out)
     assert (own["rule"], own["texts_changed"], own["answers_changed"]) == ("coupled", 0.0, 0.0)
     assert own["tokens_per_step"] <= judged["tokens_per_step"] <= loose["tokens_per_step"]

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.demo_pair import DRAFT_GGUF
-from forerun.rig import Processes
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port
 from lab.demo_models import TARGET_DIR
-from lab.rig import VERIFIER
+from lab.rig import VERIFIER, Processes
 from simulator.proxy import Hold, Link, both_ways
 
 DRAIN_TIME = 2

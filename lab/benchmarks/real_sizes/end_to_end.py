@@ -22,11 +22,10 @@ from typing import Any
 from common.errors import UserError
 from edge_client.formats.detokenizer import spelled
 from forerun.options import write_out
-from forerun.rig import RigEdge, RigProcess
 from lab.bench.report import table
 from lab.benchmarks.real_sizes.pair import Pair, PairText, Prompt
 from lab.benchmarks.real_sizes.predicted import DraftRecord, TargetSteps, predict
-from lab.rig import Rig, RigSettings, words_of
+from lab.rig import Rig, RigEdge, RigProcess, RigSettings, words_of
 from simulator.documents import read_text
 from simulator.figures import as_json, figures, pace, rounded
 from simulator.link_spec import LinkSpec

@@ -15,7 +15,7 @@ from edge_client.process.paths import find_paths
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun.cli import main
 from forerun.demo_pair import DRAFT_GGUF, PROMPTS, TARGET_DIR
-from forerun.rig import Processes, RigEdge, own_places
+from lab.rig import Processes, RigEdge, own_places
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
