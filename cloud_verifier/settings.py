@@ -329,7 +329,7 @@ class IdentitySection:
     )
     training_log: Path | None = setting(
         None,
-        "folder for texts of tenants that agree, for forerun align (docs/verifier.md)",
+        "folder for texts of tenants that agree (docs/verifier.md)",
         is_path=True,
         needs={"tenant_limits": "tenants agree there"},
     )

@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from common.config.command_line import add_command
-from common.config.setting import REQUIRED, setting
+from common.config.setting import setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
 from forerun.terminal import note, table
 from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING
-from training.options import check_out
+from training.logged_texts import HELD_OUT_EVERY, LogOptions, logged_lessons
 from training.record import target_step_ms
-from training.target_texts import BATCH, TextsOptions, divided, kept_texts, new_texts
+from training.target_texts import BATCH, divided, kept_texts, new_texts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,15 +40,16 @@ with more often makes every text faster, and changes none. The same command goes
 stopped.
 
   forerun align --target path/to/target --draft draft.gguf --prompts prompts.json --out aligned.gguf
-  forerun edge --draft aligned.gguf ..."""
+  forerun edge --draft aligned.gguf ...
+
+In place of the target, --log takes the texts that a verifier kept. --follow goes on for good.
+
+  forerun align --log texts --follow --draft draft.gguf --out drafts"""
 
 LOSS_NAMES = ("coupled", "forward-kl", "reverse-kl", "jensen-shannon", "total-variation", "sequence")
 """Names of `training.losses.LOSSES`, which needs torch."""
 
 MOST_ROWS, MOST_STEP = 32, 512  # of a GGUF target's steps
-HELD_OUT_EVERY = 8
-"""Every so many prompts are held out: their texts are only measured."""
-
 LOGITS_PER_PASS = 40_000_000
 """Logits of rows that go through the draft together (160 MB); an update has several passes."""
 
@@ -69,18 +70,14 @@ the draft does not make: where it makes 91 %, 0.004 loses 2 points and 0.001 win
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignOptions(TextsOptions):
+class AlignOptions(LogOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
     target: str = setting(str(demo_pair.TARGET_DIR), "target: folder, hub id or GGUF file", "PATH")
-    draft: Path = setting(demo_pair.DRAFT_GGUF, "draft: GGUF file", "FILE")
-    out: Path = setting(REQUIRED, "file for the aligned draft, GGUF", "FILE")
     adapter: Path | None = setting(None, "file for the change alone, a GGUF adapter; needs --rank", "FILE")
     type: str = setting(
         "Q8_0", "type of the aligned draft's weights, as llama.cpp's quantize names it", "TYPE"
     )
-    texts: int = setting(256, "texts that the target writes", "N", low=HELD_OUT_EVERY)
-    temperature: float = setting(0.8, "temperature of the texts and of the training, above 0")
     loss: str = setting("coupled", "what an update lowers", choices=LOSS_NAMES)
     rank: int = setting(0, "train products of this rank beside the matrices; 0: all weights", "N", low=0)
     on_policy: float = setting(
@@ -121,7 +118,11 @@ class AlignOptions(TextsOptions):
             raise UserError("drafts side by side need the same tokens, so --boost cannot be had with --trim")
         if self.adapter is not None and self.trim:
             raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --trim")
-        check_out(self.out)
+        if self.log is not None and self.on_policy:
+            raise UserError("--on-policy needs a target, which reads the draft's texts; leave --log out")
+        if self.follow and (self.adapter is not None or self.layers or self.trim):
+            raise UserError("--follow publishes whole drafts; leave --adapter, --layers and --trim out")
+        self.check_log()
 
     def sampling_of(self, group: int) -> SamplingParams:
         """Return the sampling of a group of texts."""
@@ -143,6 +144,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: AlignOptions) -> int:
+    if options.follow:
+        from training.following import follow
+
+        return follow(options, aligned)
+    report = aligned(options)
+    print(json.dumps(report) if options.json else _shown(report))
+    return 0
+
+
+def aligned(options: AlignOptions) -> dict[str, Any]:
+    """Train a draft, and write it. Return the report of both drafts. Raises `UserError`."""
     import torch
 
     from training.boosting import Boosting
@@ -202,8 +214,7 @@ def _run(options: AlignOptions) -> int:
     report["after"] = _figures(after, [options.out], target_ms, options)
     if both and options.boost:
         report["both"] = _figures(both[0], [options.boost, options.out], target_ms, options) | asdict(both[1])
-    print(json.dumps(report) if options.json else _shown(report))
-    return 0
+    return report
 
 
 def _figures(
@@ -267,7 +278,9 @@ def _lessons(
     options: AlignOptions, checkpoint: Checkpoint
 ) -> tuple[list[Lesson], list[Lesson], dict[int, float]]:
     """Let the target write texts behind the prompts, and read them: to train on, and to measure. Its weights
-    are freed afterwards. Return the milliseconds of its steps by their rows, too."""
+    are freed afterwards. Return the milliseconds of its steps by their rows, too. Or take all from a log."""
+    if options.log is not None:
+        return logged_lessons(options)
     from training.lessons import Lesson, read_lesson
     from training.trainer import matrix_products_in
 

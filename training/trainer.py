@@ -209,7 +209,7 @@ class Checkpoint:
         """Keep texts or a state beside what is kept."""
         self.texts = self.texts if texts is None else list(texts)
         self.state = self.state if state is None else dict(state)
-        kept = {"texts": torch.from_numpy(np.concatenate(self.texts))}
+        kept = {"texts": torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *self.texts]))}
         kept["lengths"] = torch.tensor([len(text) for text in self.texts])
         kept |= {f"state.{name}": tensor.contiguous() for name, tensor in self.state.items()}
         partial = self.path.with_name(self.path.name + ".part")

@@ -1,0 +1,181 @@
+"""A follower trains on new texts of a log, and publishes a draft where it knows the target better."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.sampling import SamplingParams
+from edge_client.draft.updated_draft import newest
+from forerun import demo_pair
+from schemes.training_log.records import LoggedText, LogWriter
+from tests.training.logged import fill, some_prompts
+from training.align import AlignOptions, aligned
+from training.following import Follower
+from training.logged_texts import TooFewTextsError
+
+TEXT = LoggedText(
+    "target", b"", 0.03, *(np.ones(4, np.int32),) * 2, np.ones((4, 3), np.int32), np.ones((4, 3), np.float32)
+)
+
+
+class Trainings:
+    """Trainings that come to what a test says, and are remembered."""
+
+    def __init__(self, *results: tuple[float, float]) -> None:
+        self.results = list(results)
+        self.drafts = list[Path]()
+        self.outs = list[Path]()
+
+    def __call__(self, options: AlignOptions) -> dict[str, Any]:
+        assert not options.follow
+        self.drafts.append(options.draft)
+        self.outs.append(options.out)
+        options.out.write_text("a draft")
+        before, after = self.results.pop(0)
+        return {"before": {"coupled": before}, "after": {"coupled": after}}
+
+
+@pytest.fixture
+def grow(tmp_path: Path) -> Callable[[int], None]:
+    """Add texts to the log, each a second later."""
+    times = iter(range(1, 1000))
+    writer = LogWriter(tmp_path / "log", 1 << 24, clock=lambda: float(next(times)))
+
+    def grow(count: int) -> None:
+        for _ in range(count):
+            writer._write("", TEXT)
+
+    return grow
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> AlignOptions:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "log").mkdir()
+    (tmp_path / "draft.gguf").write_text("the draft before")
+    return AlignOptions(
+        log=tmp_path / "log",
+        out=tmp_path / "out",
+        draft=tmp_path / "draft.gguf",
+        follow=True,
+        texts=8,
+        margin=0.05,
+    )
+
+
+def test_a_round_publishes_on_a_rise_by_the_margin_and_not_without(
+    options: AlignOptions, grow: Callable[[int], None]
+) -> None:
+    trainings = Trainings((0.5, 0.54), (0.5, 0.56), (0.56, 0.56))
+    follower = Follower(options, trainings)
+    grow(7)
+    assert follower.look() is None
+    grow(1)
+    first = follower.look()
+    assert first is not None
+    assert (first.before, first.after, first.published) == (0.5, 0.54, None)
+    assert newest(str(options.out), "") == ("", None)
+    assert follower.look() is None, "no text is new"
+    grow(8)
+    second = follower.look()
+    assert second is not None
+    assert second.published is not None
+    assert newest(str(options.out), "")[0] == str(second.published)
+    assert second.published.read_text() == "a draft"
+    follower = Follower(replace(options, margin=0.0), trainings)
+    assert follower.look() is None, "a restart remembers what was seen"
+    grow(8)
+    third = follower.look()
+    assert third is not None
+    assert third.published is None, "no rise"
+    assert trainings.drafts == [options.draft, options.draft, second.published]
+    assert len([*options.out.glob("*.gguf")]) == 1
+
+
+def test_an_interrupted_round_is_gone_on_with_and_its_texts_stay_new(
+    options: AlignOptions, grow: Callable[[int], None]
+) -> None:
+    def interrupted(part: AlignOptions) -> dict[str, Any]:
+        part.out.with_name(part.out.name + ".training").write_text("half done")
+        raise KeyboardInterrupt
+
+    grow(8)
+    with pytest.raises(KeyboardInterrupt):
+        Follower(options, interrupted).look()
+    (left,) = options.out.iterdir()
+    assert newest(str(options.out), "") == ("", None), "devices see nothing of it"
+    trainings = Trainings((0.5, 0.5), (0.5, 0.5))
+    assert Follower(options, trainings).look() is not None
+    assert left.name == trainings.outs[0].name + ".training"
+    grow(8)
+    assert left.exists()
+    Follower(replace(options, updates=7), trainings).look()
+    assert not left.exists(), "of other options"
+
+
+def test_texts_that_are_too_few_for_both_parts_wait_for_more(
+    options: AlignOptions, grow: Callable[[int], None]
+) -> None:
+    def too_few(part: AlignOptions) -> dict[str, Any]:
+        raise TooFewTextsError("none to measure")
+
+    grow(8)
+    assert Follower(options, too_few).look() is None
+    assert Follower(options, Trainings((0.1, 0.9))).look() is not None
+
+
+def test_a_state_that_cannot_be_read_is_told(options: AlignOptions) -> None:
+    (options.out / ".following.json").write_text("{}")
+    with pytest.raises(UserError):
+        Follower(options, Trainings())
+
+
+@pytest.mark.torch
+@pytest.mark.llama
+def test_a_verifier_s_log_becomes_a_better_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cloud_verifier.engine.torch_loading import load_engine
+
+    monkeypatch.setattr("training.align.CHECK_EVERY", 5)
+    (tmp_path / "out").mkdir()
+    engine, _ = load_engine(str(demo_pair.TARGET_DIR), 16384)
+    prompts = [engine.model.tokenize(text) for text in some_prompts(40)]
+    texts = fill(
+        tmp_path / "log", engine, prompts, SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True)
+    )
+    assert len(texts) == len([text for text in texts if text]) == 40
+    options = AlignOptions(
+        log=tmp_path / "log", out=tmp_path / "out", follow=True, texts=40, updates=20, margin=0.0, threads=1
+    )
+    done = Follower(options, aligned).look()
+    assert done is not None
+    assert done.published is not None
+    assert done.after > done.before > 0.3
+    assert done.published.read_bytes()[:4] == b"GGUF"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".following.json", done.published.name}
+
+
+def test_a_signal_ends_it_cleanly_and_it_runs_at_the_lowest_priority(options: AlignOptions) -> None:
+    command = [sys.executable, "-m", "forerun", "align", "--follow", "--texts", "8"]
+    command += ["--log", str(options.log), "--out", str(options.out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "waiting" in process.stderr.readline()
+        deadline = time.monotonic() + 30.0
+        while os.getpriority(os.PRIO_PROCESS, process.pid) != 19 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0

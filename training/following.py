@@ -1,0 +1,157 @@
+"""Follows a verifier's log of texts: trains the draft on new texts, for good, and publishes what is better
+(Online Speculative Decoding, Liu et al. 2023, arXiv 2310.07177).
+
+A round begins when `--texts` new texts are in the log. It trains the draft that was published last, on the
+newest texts. It publishes if the share of the target's choices that are the draft's has risen by `--margin`,
+on texts held out of every round. Another round starts from what was published, so a failed one costs time
+alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from common.config.live_files import read_bytes
+from common.errors import UserError
+from edge_client.draft.updated_draft import newest
+from forerun.terminal import note
+from training.logged_texts import LogOptions, TooFewTextsError
+
+Options = TypeVar("Options", bound=LogOptions)
+
+LOOK_EVERY = 10.0  # seconds between two looks into the log
+IDLE, USUAL = "SCHED_IDLE", "SCHED_OTHER"
+
+STATE, UNFINISHED = ".following.json", ".aligned-"
+"""Names in the folder, and the beginning of names, that devices do not look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Tells what a training came to."""
+
+    before: float  # share of choices held out, with the draft published before
+    after: float
+    published: Path | None  # None: the rise was below the margin
+
+
+class Follower(Generic[Options]):
+    """Trains drafts in rounds. The folder `--out` holds its state, so it goes on after a restart.
+
+    Args: options; align: trains a draft into a file, and returns the report of `forerun align --json`.
+    """
+
+    def __init__(self, options: Options, align: Callable[[Options], dict[str, Any]]) -> None:
+        self._options, self._align = options, align
+        self._reader = options.reader()
+        self._until = _until(options.out / STATE)  # time of the last text that a round has seen
+
+    def look(self) -> Round | None:
+        """Train if there are enough new texts. Return None otherwise."""
+        options = self._options
+        if self._reader.num_since(self._until) < options.texts:
+            return None
+        place, _ = newest(str(options.out), "")
+        draft = Path(place) if place else options.draft
+        until = self._reader.newest(1)[1]
+        part = replace(options, follow=False, draft=draft, out=self._unfinished(draft))
+        try:
+            report = self._align(part)
+        except TooFewTextsError as error:
+            note(str(error))
+            return None
+        before, after = (float(report[name]["coupled"]) for name in ("before", "after"))
+        published: Path | None = None
+        if after - before >= options.margin and after > before:
+            published = options.out / time.strftime("aligned-%Y%m%d-%H%M%S.gguf", time.gmtime())
+            part.out.replace(published)
+        self._until = until
+        _write(options.out / STATE, {"until": until})
+        part.out.unlink(missing_ok=True)
+        return Round(before, after, published)
+
+    def _unfinished(self, draft: Path) -> Path:
+        """Return the file of a round that begins. An interrupted round with the same options goes on there;
+        files of other rounds are deleted."""
+        told = f"{self._options} {draft} {draft.stat().st_mtime_ns}"
+        path = self._options.out / f"{UNFINISHED}{zlib.crc32(told.encode()):08x}.gguf"
+        for other in self._options.out.glob(f"{UNFINISHED}*"):
+            if not other.name.startswith(path.name):
+                other.unlink(missing_ok=True)
+        return path
+
+
+def follow(options: Options, align: Callable[[Options], dict[str, Any]]) -> int:
+    """Follow the log at the lowest priority until SIGTERM or SIGINT comes, and return 0."""
+    os.nice(19)  # before torch starts its threads
+    _schedule(IDLE)
+    follower = Follower(options, align)
+    note(f"waiting for {options.texts} new texts in {options.log}")
+    with _leaving():
+        while True:
+            if (done := follower.look()) is None:
+                time.sleep(LOOK_EVERY)
+            else:
+                print(_shown(done, options.json), flush=True)
+
+
+def _schedule(policy: str) -> None:
+    """Take a scheduling class of this name, where there is one and it is allowed."""
+    if hasattr(os, policy):
+        with suppress(OSError):
+            os.sched_setscheduler(0, getattr(os, policy), os.sched_param(0))
+
+
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """End the block at SIGTERM and SIGINT. Files are written aside and renamed, so none is left half."""
+
+    def leave(*_: object) -> None:
+        _schedule(USUAL)  # or a busy machine would let it take minutes to end
+        raise _Left
+
+    before = {name: signal.signal(name, leave) for name in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except _Left:
+        note("ended; the same command goes on from here")
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+class _Left(BaseException):
+    """A signal came."""
+
+
+def _until(path: Path) -> int:
+    """Return the time that the state names, 0 without one. Raises `UserError`."""
+    if not path.exists():
+        return 0
+    try:
+        return int(json.loads(read_bytes(path, "the state", 1024))["until"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}); delete it to train on all texts again") from error
+
+
+def _write(path: Path, state: dict[str, int]) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(state), encoding="utf-8")
+    part.replace(path)
+
+
+def _shown(done: Round, as_json: bool) -> str:
+    if as_json:
+        published = None if done.published is None else str(done.published)
+        return json.dumps({"before": done.before, "after": done.after, "published": published})
+    words = "nothing is published" if done.published is None else f"published {done.published}"
+    return f"{done.before:.1%} of the target's choices before, {done.after:.1%} after: {words}"
