@@ -61,6 +61,7 @@ def test_the_newest_texts_are_read_back_in_order(tmp_path: Path, encrypted: bool
     write(tmp_path / "log", list(zip(tenants, texts, strict=True)), key=key)
     reader = LogReader(tmp_path / "log", key)
     assert reader.num_since(2000) == 4
+    assert reader.num_since(10**15) == 0
     newest, at = reader.newest(4)
     assert at == 6000
     assert all(same(*pair) for pair in zip(newest, texts[2:], strict=True))
