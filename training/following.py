@@ -96,12 +96,16 @@ def follow(options: Options, align: Callable[[Options], dict[str, Any]]) -> int:
     _schedule(IDLE)
     follower = Follower(options, align)
     note(f"waiting for {options.texts} new texts in {options.log}")
-    with _leaving():
-        while True:
-            if (done := follower.look()) is None:
-                time.sleep(LOOK_EVERY)
-            else:
-                print(_shown(done, options.json), flush=True)
+    try:
+        with _left_by_signals():
+            while True:
+                if (done := follower.look()) is None:
+                    time.sleep(LOOK_EVERY)
+                else:
+                    print(_shown(done, options.json), flush=True)
+    except _Left:
+        note("ended; the same command goes on from here")
+        return 0
 
 
 def _schedule(policy: str) -> None:
@@ -112,8 +116,9 @@ def _schedule(policy: str) -> None:
 
 
 @contextmanager
-def _leaving() -> Iterator[None]:
-    """End the block at SIGTERM and SIGINT. Files are written aside and renamed, so none is left half."""
+def _left_by_signals() -> Iterator[None]:
+    """Raise `_Left` in the block at SIGTERM and SIGINT. Files are written aside and renamed, so none is left
+    half."""
 
     def leave(*_: object) -> None:
         _schedule(USUAL)  # or a busy machine would let it take minutes to end
@@ -122,8 +127,6 @@ def _leaving() -> Iterator[None]:
     before = {name: signal.signal(name, leave) for name in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
-    except _Left:
-        note("ended; the same command goes on from here")
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)

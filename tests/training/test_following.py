@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +19,7 @@ from forerun import demo_pair
 from schemes.training_log.records import LoggedText, LogWriter
 from tests.training.logged import fill, some_prompts
 from training.align import AlignOptions, aligned
-from training.following import Follower
+from training.following import Follower, follow
 from training.logged_texts import TooFewTextsError
 
 TEXT = LoggedText(
@@ -166,16 +163,28 @@ def test_a_verifier_s_log_becomes_a_better_draft(tmp_path: Path, monkeypatch: py
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".following.json", done.published.name}
 
 
-def test_a_signal_ends_it_cleanly_and_it_runs_at_the_lowest_priority(options: AlignOptions) -> None:
-    command = [sys.executable, "-m", "forerun", "align", "--follow", "--texts", "8"]
-    command += ["--log", str(options.log), "--out", str(options.out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert "waiting" in process.stderr.readline()
-        deadline = time.monotonic() + 30.0
-        while os.getpriority(os.PRIO_PROCESS, process.pid) != 19 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly_and_it_runs_at_the_lowest_priority(
+    options: AlignOptions,
+    grow: Callable[[int], None],
+    name: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    taken = list[object]()
+    monkeypatch.setattr(os, "nice", taken.append)
+    monkeypatch.setattr("training.following._schedule", taken.append)
+
+    def signalled(part: AlignOptions) -> dict[str, Any]:
+        if "published" in capsys.readouterr().out:
+            os.kill(os.getpid(), name)
+        part.out.write_text("a draft")
+        grow(8)
+        return {"before": {"coupled": 0.5}, "after": {"coupled": 0.6}}
+
+    grow(8)
+    before = signal.getsignal(name)
+    assert follow(options, signalled) == 0
+    assert signal.getsignal(name) is before
+    assert taken == [19, "SCHED_IDLE", "SCHED_OTHER"]
+    assert len([*options.out.glob("[!.]*.gguf")]) == 1
