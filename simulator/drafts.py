@@ -23,7 +23,7 @@ from simulator.knowledge import (
     Unlike,
     token_of,
 )
-from simulator.recordings import Recording
+from simulator.recordings import RecordedText, Recording
 
 KNOWN = BetaPrior(spread=0.2, doubt=0.0)
 
@@ -42,12 +42,16 @@ class BetaDraft:
 
     mean: float = 0.8  # acceptance of the draft's best token
     k: float = 2.0  # concentration: the smaller, the more the draft knows when it is right
+    # Chance that a mask knows what it would with one more token, if the device has masks.
+    sight: float = field(default=0.95, kw_only=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.mean <= 1:
             raise UserError(f"draft mean is {self.mean}; an acceptance lies in [0, 1]")
         if not (self.k > 0 and math.isfinite(self.k)):
             raise UserError(f"draft k is {self.k}; it must be finite and above 0")
+        if not 0 <= self.sight <= 1:
+            raise UserError(f"draft sight is {self.sight}; a chance lies in [0, 1]")
 
     @property
     def prior(self) -> Prior:
@@ -56,7 +60,7 @@ class BetaDraft:
 
     def session(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
         """Return the knowledge of a session with these draws, whatever its place is."""
-        return BetaKnowledge(self.mean, self.k, draws)
+        return BetaKnowledge(self.mean, self.k, draws, self.sight)
 
     def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
         """Return the same knowledge for readers that look up tokens in the text."""
@@ -109,6 +113,7 @@ class ReplayedDraft:
     replay: ReplayedTexts
     prior: Prior = field(default_factory=Prior)
     mean: float = math.nan  # acceptance of the draft's best token; the replay's own, no other may be given
+    masked: tuple[Sequence[Candidates], ...] = field(default=(), repr=False)  # recorded ids, by mask
 
     def __post_init__(self) -> None:
         if math.isnan(self.mean):
@@ -123,27 +128,40 @@ class ReplayedDraft:
         """Return what session number `place` knows, which begins with the text of that number; `first` is
         the position of the first token after its prompt."""
         replay = self.replay
+        if self.masked:  # a rank of the draft is none of a mask
+            return self.read(draws, place, first)
         shift = replay.starts[place % len(replay.starts)] - first
         return ReplayedKnowledge(replay.truths, replay.candidates, shift, draws)
 
-    def read(self, draws: Draws, place: int = 0, first: int = 0) -> Knowledge:
+    def read(self, draws: Draws, place: int = 0, first: int = 0) -> ReplayedKnowledge:
         """Return the same knowledge for readers that look up tokens, with the recorded ids."""
         replay = self.replay
         candidates, tokens = replay.written
-        return ReplayedKnowledge(tokens, candidates, replay.starts[place % len(replay.starts)] - first, draws)
+        shift = replay.starts[place % len(replay.starts)] - first
+        return ReplayedKnowledge(tokens, candidates, shift, draws, self.masked)
 
 
 Draft = BetaDraft | ReplayedDraft
 
 
-def recorded_draft(name: str, recording: Recording) -> ReplayedDraft:
-    """Return a recording's draft. Its scores are real, so a session begins with the product's own belief."""
+def recorded_draft(
+    name: str, recording: Recording, masked: Sequence[Sequence[RecordedText]] = ()
+) -> ReplayedDraft:
+    """Return a recording's draft. Its scores are real, so a session begins with the product's own belief.
+
+    Args: masked: the same texts as each mask of a parallel draft sees them.
+    """
     texts = [list(zip(text.scores, text.ranks, strict=True)) for text in recording.texts]
-    candidates: list[Candidates] = [
+    tokens = [token for text in recording.texts for token in text.tokens]
+    replay = ReplayedTexts(name, texts, (_said(recording.texts), tokens))
+    prior = SHIPPED.at(recording.header.temperature)
+    return ReplayedDraft(replay, prior, masked=tuple(map(_said, masked)))
+
+
+def _said(texts: Sequence[RecordedText]) -> list[Candidates]:
+    """Return the candidates of all positions, with the recorded ids."""
+    return [
         (ids[:NUM_CANDIDATES], scores[:NUM_CANDIDATES])
-        for text in recording.texts
+        for text in texts
         for ids, scores in zip(text.candidates, text.scores, strict=True)
     ]
-    tokens = [token for text in recording.texts for token in text.tokens]
-    replay = ReplayedTexts(name, texts, (candidates, tokens))
-    return ReplayedDraft(replay, SHIPPED.at(recording.header.temperature))

@@ -75,6 +75,7 @@ class DrawStream(IntEnum):
     MIDDLE_OFF_PATH = 18
     HINT = 19
     SITE = 20
+    MASK = 21
 
 
 class Draws:

@@ -108,6 +108,7 @@ DEVICE: dict[str, Field] = {
     "max_draft_steps_per_s": ("max_draft_steps_per_second", float, 1.0),
     "draft_waits": ("draft_waits", bool, 1.0),
     "recall": ("recall", bool, 1.0),
+    "levels": ("levels", int, 1),
 }
 VERIFIER: dict[str, Field] = {
     "step_ms": ("step_time", float, MS),
@@ -128,7 +129,11 @@ DEVICE_TABLES = {"draft_ms_by_rows": "draft_times", "read_ms_by_tokens": "read_t
 ROW_TABLE = "step_ms_by_rows"
 DRAFT_TIME, STEP_TIME = ("draft_time", "draft_time_per_node"), ("step_time", "step_time_per_node")
 SERVER_DRAFT = {key: DEVICE[key] for key in ("draft_ms", "draft_ms_per_node")}
-DRAFT: dict[str, Field] = {"mean": ("mean", float, 1.0), "k": ("k", float, 1.0)}
+DRAFT: dict[str, Field] = {
+    "mean": ("mean", float, 1.0),
+    "k": ("k", float, 1.0),
+    "sight": ("sight", float, 1.0),
+}
 TOP: dict[str, Field] = {
     name: (name, int, 1) for name in ("tokens", "prompt_tokens", "clients", "seed", "repeats")
 }

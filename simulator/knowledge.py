@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from simulator.events import Draws, DrawStream
 
@@ -110,11 +110,21 @@ class Knowledge(Protocol):
         ...
 
 
+@runtime_checkable
+class MaskedKnowledge(Protocol):
+    """Holds what the masks of a parallel draft say along one session's text."""
+
+    def candidates_by_mask(self, position: int, mask: int) -> Candidates:
+        """Return the candidates at `position` of the mask of this number, from 1: so many tokens before are
+        unknown to it, and the target's up to there."""
+        ...
+
+
 class BetaKnowledge:
     """Simulates one session of a `BetaDraft`. Everything is a function of (draws, position or node)."""
 
-    def __init__(self, mean: float, k: float, draws: Draws) -> None:
-        self._draws = draws
+    def __init__(self, mean: float, k: float, draws: Draws, sight: float = 1.0) -> None:
+        self._draws, self._sight = draws, sight
         self._table = beta_scores(mean, k)
         self._places: list[tuple[int, Candidates]] = []  # by position: the truth, and what the draft says
 
@@ -126,6 +136,12 @@ class BetaKnowledge:
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
         return CANDIDATES, self._table[self._draws.bits(DrawStream.OFF_PATH, node) % NUM_QUANTILES][1]
+
+    def candidates_by_mask(self, position: int, mask: int) -> Candidates:
+        tokens, scores = self.candidates(position)
+        if self._draws.uniform(DrawStream.MASK, position) < self._sight**mask:
+            return tokens, scores
+        return (*tokens[2:], *tokens[:2]), scores  # as sure as before, and right as seldom as its third
 
     def _place(self, position: int) -> tuple[int, Candidates]:
         while len(self._places) <= position:
@@ -184,9 +200,16 @@ class ReplayedKnowledge:
     draft's output, which are parallel, round and round."""
 
     def __init__(
-        self, truths: Sequence[int], candidates: Sequence[Candidates], shift: int, draws: Draws
+        self,
+        truths: Sequence[int],
+        candidates: Sequence[Candidates],
+        shift: int,
+        draws: Draws,
+        masked: Sequence[Sequence[Candidates]] = (),
     ) -> None:
+        """`masked`: as `candidates`, by the number of a mask."""
         self._truths, self._candidates, self._shift, self._draws = truths, candidates, shift, draws
+        self._masked, self.num_masks = masked, len(masked)
         self._length = len(truths)
 
     def truth(self, position: int) -> int:
@@ -197,6 +220,9 @@ class ReplayedKnowledge:
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
         return self._candidates[self._draws.bits(DrawStream.OFF_PATH, node) % self._length]
+
+    def candidates_by_mask(self, position: int, mask: int) -> Candidates:
+        return self._masked[mask - 1][(position + self._shift) % self._length]
 
 
 class Unlike:
@@ -218,6 +244,10 @@ class Unlike:
 
     def candidates_off_path(self, node: int, position: int) -> Candidates:
         return self._shifted(self._knowledge.candidates_off_path(node, position), position)
+
+    def candidates_by_mask(self, position: int, mask: int) -> Candidates:
+        assert isinstance(self._knowledge, MaskedKnowledge), "checked by `masked_knowledge_of`"
+        return self._shifted(self._knowledge.candidates_by_mask(position, mask), position)
 
     def _shifted(self, candidates: Candidates, position: int) -> Candidates:
         shift = self._shift(position)

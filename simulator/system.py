@@ -22,21 +22,21 @@ from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.lookahead import NextStep
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Beliefs, PriorTable
-from common.errors import LocalError
+from common.errors import LocalError, UserError
 from common.messages import Close, Commit, Open, Propose, ServerMessage
 from common.prompt_lookup import NO_TEXTS, SharedTexts
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request, encode_response
 from edge_client.core import effects as edge_effects
 from edge_client.core.draft_times import AFTER_REST
-from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
+from edge_client.core.effects import DraftRow, Expansion, ReadingTime, Reroot, SessionConfig
 from edge_client.core.policies import GrowthPolicy
 from edge_client.core.session import EdgeSession
 from simulator.drafts import HONEST
 from simulator.events import Draws, DrawStream, EventHeap
 from simulator.figures import SessionResult
 from simulator.heads import HeadKnowledge, guess
-from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge
+from simulator.knowledge import PROMPT_TOKEN, VOCAB_SIZE, Knowledge, MaskedKnowledge, ReplayedKnowledge
 from simulator.virtual_lane import DOWN, UP, VirtualLane
 from simulator.world import SmallDraft, World, dealt
 
@@ -50,10 +50,24 @@ ToEdge = ServerMessage
 
 
 class SimulatedDraft:
-    """Drafts from what a `Knowledge` reveals. A `small` draft foresees chains before its rows."""
+    """Drafts from what a `Knowledge` reveals. A `small` draft foresees chains before its rows.
 
-    def __init__(self, knowledge: Knowledge, small: SmallDraft | None, draws: Draws) -> None:
+    A parallel draft (`masked`) evaluates `levels` of the tree for each row: later steps need no rows there.
+    """
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        small: SmallDraft | None,
+        draws: Draws,
+        masked: MaskedKnowledge | None = None,
+        levels: int = 1,
+    ) -> None:
         self._knowledge = knowledge
+        self._masked, self._levels = masked, levels
+        self._unknown: dict[int, int] = {}  # by live node: the tokens that the row which answered did not see
+        self._said: dict[int, Expansion] = {}  # of these nodes
+        self._position = 0  # of the tip
         self._small, self._draws = small, draws
         # By node: its best token, and the tokens of a chain that are right below it.
         self._foreseen: dict[int, tuple[int | None, int]] = {}
@@ -65,17 +79,54 @@ class SimulatedDraft:
 
     def start(self, tip: int) -> None:
         self._on_path, self._tip, self._evaluated, self.num_unread = {tip: True}, tip, set(), 0
-        self._foreseen = {}
+        self._foreseen, self._unknown, self._said = {}, {}, {}
 
     def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
         self._evaluated.update(row.id for row in rows)
         self.num_unread = 0
+        if self._masked is not None:
+            self.num_rows = self.num_small_steps = 0
+            return [self._expand_ahead(self._masked, row, {each.id for each in rows}) for row in rows]
         expansions = [self._expand(row) for row in rows]
         new = [row for row, said in zip(rows, expansions, strict=True) if not self._is_foreseen(row, said)]
         self.num_rows, self.num_small_steps = len(new), 0
         if self._small is not None and new:
             self._foresee(self._small, new, {each.id: each for each in expansions})
         return expansions
+
+    def _expand_ahead(self, masked: MaskedKnowledge, row: DraftRow, asked: set[int]) -> Expansion:
+        """Answer by the mask of an earlier step, or by a new row."""
+        if row.parent is None:
+            self._position = row.position
+        if row.id in self._unknown:
+            return self._said[row.id]
+        above = None if row.parent is None else self._unknown.get(row.parent)
+        if above is None or above + 1 == self._levels or (above == 0 and row.parent in asked):
+            self._unknown[row.id] = 0
+            self.num_rows += 1
+            said = self._expand(row)
+        else:
+            said = self._by_mask(masked, row, above + 1)
+        self._said[row.id] = said
+        return said
+
+    def _by_mask(self, masked: MaskedKnowledge, row: DraftRow, mask: int) -> Expansion:
+        self._unknown[row.id] = mask
+        said = self._expand(row)
+        if not self._on_path[row.id]:
+            return said
+        tokens, scores = masked.candidates_by_mask(row.position + 1, mask)
+        return Expansion(row.id, tokens, scores)
+
+    def _follow(self, masked: MaskedKnowledge, node: int, token: int) -> None:
+        """Answer by a mask below a committed token that was the best candidate there."""
+        above = self._unknown.get(self._tip)
+        if node in self._unknown or above is None or above + 1 == self._levels:
+            return
+        if self._said[self._tip].tokens[:1] == (token,):
+            self._on_path[node] = True
+            row = DraftRow(node, self._tip, token, self._position + 1)
+            self._said[node] = self._by_mask(masked, row, above + 1)
 
     def _is_foreseen(self, row: DraftRow, said: Expansion) -> bool:
         """Return whether an earlier step evaluated the row as part of a chain."""
@@ -102,7 +153,10 @@ class SimulatedDraft:
         return self._draws.uniform(DrawStream.SMALL_DRAFT, position) < small.agreement
 
     def reroot(self, change: Reroot) -> None:
-        for node, _ in change.committed:
+        for node, token in change.committed:
+            if self._masked is not None:
+                self._follow(self._masked, node, token)
+            self._position += 1
             self.num_unread += self._tip not in self._evaluated
             self._evaluated.discard(self._tip)
             self._tip = node
@@ -111,9 +165,13 @@ class SimulatedDraft:
         for node, _ in change.committed[:-1]:
             del self._on_path[node]
             self._foreseen.pop(node, None)
+            self._unknown.pop(node, None)
+            self._said.pop(node, None)
         for node in change.dead:
             self._on_path.pop(node, None)
             self._foreseen.pop(node, None)
+            self._unknown.pop(node, None)
+            self._said.pop(node, None)
 
     def _expand(self, row: DraftRow) -> Expansion:
         on_path, knowledge = self._on_path, self._knowledge
@@ -154,7 +212,9 @@ class SimulatedDevice:
         self.finished: edge_effects.Finished | None = None
         self.began_at = 0.0
         self._events, self._verifier = events, verifier
-        self._drafter = SimulatedDraft(self.knowledge, world.device.small, draws)
+        device = world.device
+        masked = None if device.levels == 1 else masked_knowledge_of(world, key)
+        self._drafter = SimulatedDraft(self.knowledge, device.small, draws, masked, device.levels)
         self._up = VirtualLane(events, world.link, UP, draws)
         self._down = VirtualLane(events, world.link, DOWN, draws)
         self._moves: list[Reroot] = []  # tip moves that wait for the draft step under way
@@ -261,7 +321,10 @@ class SimulatedDevice:
         expansions = self._drafter.expand(rows)
         took, num_read = self._draft_step(num_read)
         self._has_read_prompt = True
-        reading = ReadingTime(num_read, took) if num_read else NOTHING_READ
+        levels = self.world.device.levels
+        if levels > 1 and not self._drafter.num_rows:
+            levels = 0
+        reading = ReadingTime(num_read, took if num_read else 0.0, levels=levels)
         self._events.after(took, partial(self._drafted, expansions, reading))
 
     def _draft_step(self, num_read: int) -> tuple[float, int]:
@@ -483,6 +546,18 @@ def knowledge_of(world: World, key: int) -> Knowledge:
     draft = world.draft
     make = draft.read if world.looks_up else draft.session
     return make(Draws(world.seed, key), world.session_place(key), world.prompt_tokens)
+
+
+def masked_knowledge_of(world: World, key: int) -> MaskedKnowledge:
+    """Return what the masks of session `key`'s draft say. Raises `UserError` for a draft without masks."""
+    known = knowledge_of(world, key)
+    is_short = isinstance(known, ReplayedKnowledge) and known.num_masks < world.device.levels - 1
+    if is_short or not isinstance(known, MaskedKnowledge):
+        raise UserError(
+            f"device levels is {world.device.levels}, and the world's draft has no such masks; leave levels "
+            "out, or describe the draft by its mean"
+        )
+    return known
 
 
 def target_text(knowledge: Knowledge, world: World) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import LocalError, UserError
 from common.estimators import WidthTimes
+from common.llama.model import LlamaSettings
 from common.offers import offered
 from edge_client.core.draft_times import DraftTimes
 from simulator.arrivals import Arrival, Arrivals
@@ -42,6 +43,10 @@ class SmallDraft:
             )
 
 
+ROWS_WITH_MASKS = LlamaSettings("-").max_rows
+"""Rows up to which a draft step has masks."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """Describes a device's step times.
@@ -61,8 +66,14 @@ class DeviceSpec:
     draft_waits: bool = False  # until the first Commit, as where both ends share a machine
     prompt_time: float = 0.0  # until the draft has read the prompt; 0 = as `read_times` says
     small: SmallDraft | None = None
+    levels: int = 1  # of the tree that a draft step buys: its own, and that of each mask of a parallel draft
 
     def __post_init__(self) -> None:
+        if self.levels < 1 or (self.levels > 1 and self.small is not None):
+            raise UserError(
+                f"device levels is {self.levels}; it must be at least 1, and a draft with a smaller one in "
+                "front has one level"
+            )
         _not_negative("device", self, "draft_time", "draft_time_per_node", "prompt_time", "wake_time")
         _not_negative("device", self, "max_draft_steps_per_second")
         _rising("device", self, "draft_times", "read_times")
@@ -72,6 +83,7 @@ class DeviceSpec:
         lasts until the next one may begin."""
         if not rows:
             return 0.0
+        rows = min(rows * self.levels, max(rows, ROWS_WITH_MASKS))
         time = self.draft_time + self.draft_time_per_node * (rows - 1)
         if self.draft_times:
             time = _table(self.draft_times).predict(rows)
@@ -92,9 +104,10 @@ class DeviceSpec:
         """Return a device's prior knowledge of its pace: its tables, if it has any."""
         pace = DraftTimes()
         if self.draft_times:
-            pace.rows.measured(dict(self.draft_times))
+            pace.rows.measured({rows: time / self.levels for rows, time in self.draft_times})
         if self.read_times:
-            pace.reads.measured(dict(self.read_times))
+            rest = self.draft_step_time(1) * (1 - 1 / self.levels)
+            pace.reads.measured({tokens: time + rest for tokens, time in self.read_times})
         return pace
 
 

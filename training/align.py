@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cloud_verifier.llama.llama_engine import LlamaEngine
     from training.draft_weights import DraftWeights
     from training.lessons import DraftReport, Lesson, Logits
+    from training.parallel import ParallelDraft
     from training.trainer import Checkpoint, Losses, Trainer
     from training.trimming import Trimming
 
@@ -59,6 +60,9 @@ the training ends."""
 
 NEVER = -1e4
 """Logit of a token that a draft lacks."""
+
+MOST_PARALLEL = 16
+"""Tokens of one step, at most. Later masks are seldom right, and the edge takes few rows a step."""
 
 BEST = "best."
 """Prefix of the best weights so far in a checkpoint."""
@@ -95,6 +99,9 @@ class AlignOptions(LogOptions):
         "draft beside which this one will draft (forerun edge --second-draft): train on what it misses",
         "FIRST",
     )
+    parallel: int = setting(
+        0, "tokens that the draft says in one step, by masks, for devices with slow steps; 0: one", "K", low=0
+    )
     updates: int = setting(400, "most updates; 0: none", "N", low=0)
     rtt: float = setting(60.0, "round trip of the link for which the report tells the pace", "MS", low=0)
     seed: int = setting(0, "seed of the texts and of their order", "N")
@@ -118,6 +125,13 @@ class AlignOptions(LogOptions):
             raise UserError("drafts side by side need the same tokens, so --boost cannot be had with --trim")
         if self.adapter is not None and self.trim:
             raise UserError("--adapter belongs to the draft's own file, so it cannot be had with --trim")
+        if self.parallel and not 2 <= self.parallel <= MOST_PARALLEL:
+            raise UserError(f"--parallel is {self.parallel}; it must lie in 2 to {MOST_PARALLEL}, or be 0")
+        if self.parallel and (self.adapter is not None or self.boost is not None or self.trim):
+            raise UserError(
+                "--parallel names masks in the draft's own file and tokens, so it cannot be had with "
+                "--adapter, --boost or --trim"
+            )
         if self.log is not None and self.on_policy:
             raise UserError("--on-policy needs a target, which reads the draft's texts; leave --log out")
         if self.follow and (self.adapter is not None or self.layers or self.trim):
@@ -160,7 +174,7 @@ def aligned(options: AlignOptions) -> dict[str, Any]:
     from training.boosting import Boosting
     from training.draft_weights import DraftWeights, file_type
     from training.lessons import measure
-    from training.trainer import Checkpoint, Trainer, matrix_products_in
+    from training.trainer import Checkpoint, matrix_products_in
     from training.trimming import Trimming
 
     options.use_threads()
@@ -179,36 +193,31 @@ def aligned(options: AlignOptions) -> dict[str, Any]:
             draft.keep_layers(options.kept_layers)
         if boosting:
             taught, checked = boosting.weighted(taught), boosting.weighted(held_out)
-        if options.kept_layers or boosting:
-            start = measure(draft.logits, checked, options.temperature)
+        masks = _parallel(draft, taught, options) if options.parallel else None
+
+        def measured() -> DraftReport:
+            report = measure(draft.logits, checked, options.temperature)
+            return report if masks is None else masks.added(report, checked)
+
+        if options.kept_layers or boosting or masks:
+            start = measured()
         if options.rank:
             draft.add_low_rank(options.rank)
         trimming = Trimming(options.draft, _read(taught), options.trim) if options.trim else None
-        rates = LOW_RANK_RATES if options.rank else ALL_RATES
-        trainer = Trainer(
-            {name: weight for name, weight in draft.module.named_parameters() if weight.requires_grad},
-            _losses(draft, taught, options),
-            [len(lesson.tokens) for lesson in taught],
-            options.updates,
-            (rates[0] * (1.0 - start.coupled), rates[1] * (1.0 - start.coupled)),
-            options.seed,
-            [name for name, _ in draft.module.named_parameters() if "embed" in name or "lm_head" in name],
-        )
-        after = _train(draft, trainer, start, checked, checkpoint, options) if options.updates else start
+        trainer = _trainer(draft, _losses(draft, taught, options, masks), taught, start, options)
+        after = _train(measured, trainer, start, checkpoint, options) if options.updates else start
         if trimming is not None:
             after = measure(_trimmed(draft.logits, trimming.kept), held_out, options.temperature)
         if boosting:
             after = measure(draft.logits, held_out, options.temperature)
+        if masks:
+            after = masks.with_texts(after, held_out)
         both = boosting.measured(draft.logits, held_out) if boosting else None
     report: dict[str, Any] = {"out": str(options.out), "held_out_texts": len(held_out)}
     report |= {"updates": trainer.done, "rtt_ms": options.rtt, "target_step_ms": target_ms}
-    if trimming is None:
-        draft.write(options.out, options.type)
-    else:
+    if trimming is not None:
         report |= {"tokens": len(trimming.kept), "outside": trimming.outside(_counts(held_out))}
-        _write_trimmed(draft, trimming, options)
-    if options.adapter is not None:
-        draft.write_adapter(options.adapter)
+    _write(draft, masks, trimming, options)
     checkpoint.path.unlink(missing_ok=True)
     report["before"] = _figures(before, [options.draft], target_ms, options)
     report["after"] = _figures(after, [options.out], target_ms, options)
@@ -226,8 +235,38 @@ def _figures(
     times = [draft_times(file, options.threads) for file in files]
     draft_ms = {rows: sum(each[rows] for each in times) for rows in times[0]}
     link = LinkSpec(options.rtt / 1e3)
-    ms_per_token = predicted_pace(measured.texts, draft_ms, target_ms, link, options.temperature)
+    said = measured.texts, draft_ms, target_ms, link, options.temperature
+    ms_per_token = predicted_pace(*said, measured.masked)
     return measured.figures | {"draft_step_ms": draft_ms, "ms_per_token": ms_per_token}
+
+
+def _trainer(
+    draft: DraftWeights,
+    losses: Losses,
+    lessons: Sequence[Lesson],
+    start: DraftReport,
+    options: AlignOptions,
+) -> Trainer:
+    """Return the trainer of a draft that knows what `start` tells."""
+    from training.trainer import Trainer
+
+    rates = LOW_RANK_RATES if options.rank else ALL_RATES
+    return Trainer(
+        {name: weight for name, weight in draft.module.named_parameters() if weight.requires_grad},
+        losses,
+        [len(lesson.tokens) for lesson in lessons],
+        options.updates,
+        (rates[0] * (1.0 - start.known), rates[1] * (1.0 - start.known)),
+        options.seed,
+        [name for name, _ in draft.module.named_parameters() if "embed" in name or "lm_head" in name],
+    )
+
+
+def _parallel(draft: DraftWeights, lessons: Sequence[Lesson], options: AlignOptions) -> ParallelDraft:
+    from training.parallel import ParallelDraft, choose_masks
+
+    masks = choose_masks(options.draft, options.parallel - 1, _read(lessons))
+    return ParallelDraft(draft, masks, options.temperature, options.seed)
 
 
 def _read(lessons: Sequence[Lesson]) -> Counter[int]:
@@ -252,6 +291,18 @@ def _trimmed(logits: Logits, kept: Sequence[int]) -> Logits:
         return torch.full_like(whole, NEVER).index_copy(-1, places, whole[..., places])
 
     return trimmed
+
+
+def _write(
+    draft: DraftWeights, masks: ParallelDraft | None, trimming: Trimming | None, options: AlignOptions
+) -> None:
+    """Write the files of a draft that was trained."""
+    if trimming is None:
+        draft.write(options.out, options.type, masks.fields if masks else {})
+    else:
+        _write_trimmed(draft, trimming, options)
+    if options.adapter is not None:
+        draft.write_adapter(options.adapter)
 
 
 def _write_trimmed(draft: DraftWeights, trimming: Trimming, options: AlignOptions) -> None:
@@ -326,13 +377,20 @@ def _engine(
     yield torch_engine, lambda text: list(torch_engine.model.tokenize(text))
 
 
-def _losses(draft: DraftWeights, lessons: Sequence[Lesson], options: AlignOptions) -> Losses:
+def _losses(
+    draft: DraftWeights,
+    lessons: Sequence[Lesson],
+    options: AlignOptions,
+    masks: ParallelDraft | None = None,
+) -> Losses:
     from training.lessons import LessonBatch
     from training.losses import LOSSES
 
     loss, vocab = LOSSES[options.loss], draft.module.config.vocab_size
     if options.loss == "sequence":
         lessons = [lesson.as_written() for lesson in lessons]
+    if masks is not None:
+        return masks.losses(lessons, loss, LOGITS_PER_PASS // vocab // options.parallel)
 
     def losses(places: Sequence[int], _share: float) -> Iterator[Tensor]:
         taught = sum(len(lessons[place].best) for place in places)
@@ -356,34 +414,32 @@ def _passes(lessons: Sequence[Lesson], most_rows: int) -> Iterator[list[Lesson]]
 
 
 def _train(
-    draft: DraftWeights,
+    measured: Callable[[], DraftReport],
     trainer: Trainer,
     best: DraftReport,
-    held_out: Sequence[Lesson],
     checkpoint: Checkpoint,
     options: AlignOptions,
 ) -> DraftReport:
     """Make the updates. Leave the weights that knew the texts held out best, and return what they know, which
-    is `best` before any update."""
-    from training.lessons import measure
-
+    is `best` before any update. `measured` tells what the present weights know."""
     kept, worse = _kept(trainer), 0
     if checkpoint.state:
         kept = {name: tensor for name, tensor in checkpoint.state.items() if name.startswith(BEST)}
         trainer.load({name.removeprefix(BEST): tensor for name, tensor in kept.items()})
-        best = measure(draft.logits, held_out, options.temperature)
+        best = measured()
         trainer.restore(checkpoint.state)
         note(f"going on after {trainer.done} of {trainer.num_updates} updates")
     for numbers, left in trainer.updates():
         if trainer.done % CHECK_EVERY and trainer.done < trainer.num_updates:
             continue
-        report = measure(draft.logits, held_out, options.temperature)
+        report = measured()
+        shares = ", ".join(f"{share:.1%}" for share in (report.coupled, *report.by_mask))
         note(
             f"update {trainer.done} of {trainer.num_updates}: {options.loss} {numbers[0]:.3f}, "
-            f"{report.coupled:.1%} of the target's choices, {left:.0f} s left"
+            f"{shares} of the target's choices, {left:.0f} s left"
         )
         worse += 1
-        if report.coupled > best.coupled:
+        if report.known > best.known:
             best, kept, worse = report, _kept(trainer), 0
         checkpoint.save(state=trainer.state() | kept)
         if worse == PATIENCE:
@@ -404,6 +460,7 @@ def _shown(report: dict[str, Any]) -> str:
         pairs = zip(before[name], after[name], strict=True)
         shares += [(words.format(number), *pair) for number, pair in enumerate(pairs, 1)]
     rows = [(name, f"{a:.1%}", f"{b:.1%}") for name, a, b in shares]
+    rows += [(f"same choice, mask {mask}", "", f"{b:.1%}") for mask, b in enumerate(after["by_mask"], 1)]
     was, now = before["draft_step_ms"][1], after["draft_step_ms"][1]
     rows += [("draft step, ms", f"{was:.2f}", f"{now:.2f}")]
     for name, words in ((FORERUN, "predicted"), (SERVER_STREAMING, "streaming")):

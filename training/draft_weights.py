@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,11 +106,11 @@ class DraftWeights:
         self._names = gguf.get_tensor_name_map(architecture, self.module.config.num_hidden_layers)
         self._relations = dict(self._compared())
 
-    def logits(self, tokens: Tensor, rows: Tensor) -> Tensor:
+    def logits(self, tokens: Tensor, rows: Tensor, **more: Tensor) -> Tensor:
         """Return logits [N, V] of those rows, bool [B, T], of tokens int64 [B, T]. No other rows pass through
-        the output layer, which is most of the work with a large vocabulary."""
+        the output layer, which is most of the work with a large vocabulary. The module takes `more`, too."""
         self._rows = rows
-        logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+        logits: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return logits[0]
 
     def _only_rows(self, _: nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
@@ -138,15 +138,15 @@ class DraftWeights:
         for _, layer in self._matrices():
             parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
 
-    def write(self, out: Path, kind: str) -> None:
+    def write(self, out: Path, kind: str, fields: Mapping[str, str] | None = None) -> None:
         """Write all weights, low-rank products added, with the file's tokenizer. Raises `UserError`.
 
-        Args: kind: as in `file_type`.
+        Args: kind: as in `file_type`; fields: further metadata.
         """
         number = file_type(kind)
         with tempfile.TemporaryDirectory(dir=out.parent) as folder:
             whole, part = Path(folder) / "whole.gguf", Path(folder) / "part.gguf"
-            self._write_whole(whole)
+            self._write_whole(whole, fields or {})
             _quantize(whole, part, number)
             part.replace(out)
 
@@ -209,10 +209,12 @@ class DraftWeights:
                 )
             yield _kind_of(name), relation
 
-    def _write_whole(self, path: Path) -> None:
+    def _write_whole(self, path: Path, fields: Mapping[str, str]) -> None:
         writer = gguf.GGUFWriter(path, self._architecture)
         layers = {f"{self._architecture}.block_count": self.module.config.num_hidden_layers}
-        copy_fields(self._reader, writer, {"general.file_type": None, **layers})
+        copy_fields(self._reader, writer, {"general.file_type": None, **layers, **dict.fromkeys(fields)})
+        for name, value in fields.items():
+            writer.add_string(name, value)
         written = set[str]()
         for module_name, weight in self._weights():
             name = self._file_name(module_name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -141,11 +142,18 @@ class DraftReport:
     ]  # share of rows whose token is among the draft's best 1, 2, ... under shared noise
     by_depth: tuple[float, ...]  # share of rows after which 1, 2, ... tokens in a row are the draft's best
     texts: tuple[RecordedText, ...] = field(repr=False)  # what the draft says, for the simulator
+    by_mask: tuple[float, ...] = ()  # of a parallel draft: `coupled` of the rows of its 1st, 2nd, ... mask
+    masked: tuple[tuple[RecordedText, ...], ...] = field(default=(), repr=False)  # `texts` as these say them
+
+    @property
+    def known(self) -> float:
+        """Mean chance of the same token under shared noise, over all rows that a decode buys."""
+        return fmean((self.coupled, *self.by_mask))
 
     @property
     def figures(self) -> dict[str, Any]:
         """Return all but the texts."""
-        return {name: value for name, value in asdict(self).items() if name != "texts"}
+        return {name: value for name, value in asdict(self).items() if name not in ("texts", "masked")}
 
 
 @torch.inference_mode()

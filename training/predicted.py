@@ -42,21 +42,22 @@ def predicted_pace(
     target_ms: Mapping[int, float],
     link: LinkSpec,
     temperature: float,
+    masked: Sequence[Sequence[RecordedText]] = (),
 ) -> dict[str, float]:
     """Return the milliseconds a token of the product and of streaming, over this link.
 
     Args: texts: what the draft says before each of the target's tokens; draft_ms, target_ms: times of
-    steps by their rows.
+    steps by their rows; masked: the same texts as each mask of a parallel draft sees them.
     """
     header = RecordingHeader("target", "draft", temperature, 0)
     world = World(
         link=link,
-        device=DeviceSpec(draft_times=seconds(draft_ms)),
+        device=DeviceSpec(draft_times=seconds(draft_ms), levels=1 + len(masked)),
         verifier=VerifierSpec(
             step_time=target_ms[1] / 1e3,
             step_times=seconds(target_ms) if len(target_ms) > 1 else (),
         ).with_product_limits(),
-        draft=recorded_draft("texts held out", Recording(header, tuple(texts))),
+        draft=recorded_draft("texts held out", Recording(header, tuple(texts)), masked),
         tokens=TOKENS,
         prompt_tokens=texts[0].prompt_tokens,
     )

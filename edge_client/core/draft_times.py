@@ -59,8 +59,8 @@ class SharedCores:
 
 
 class DraftTimes:
-    """Estimates the seconds of a draft step by rows, and the seconds that reading committed tokens adds. One
-    object per draft model."""
+    """Estimates the seconds of a draft step by rows, a level of the tree where a step buys several, and the
+    seconds that reading committed tokens adds. One object per draft model."""
 
     def __init__(self) -> None:
         self.rows = WidthTimes(ROWS)
@@ -75,7 +75,7 @@ class DraftTimes:
         if reading.num_tokens:
             self.reads.sample(reading.num_tokens, max(0.0, reading.seconds - self.rows.predict(rows)))
             return False
-        if reading.has_dear_masks or rested > AFTER_REST or not rows:
+        if reading.has_dear_masks or rested > AFTER_REST or not rows or not reading.levels:
             return False
-        self.rows.sample(rows, took)
+        self.rows.sample(rows, took / reading.levels)
         return True

@@ -50,18 +50,21 @@ class ReadingTime:
     """Committed tokens that a draft step evaluated before its rows: the prompt, or the verifier's text.
 
     `seconds` is the time of the batches that held such tokens, rows included. With `has_dear_masks` the step
-    waited for its masks (`MaskTime`) and measures no pace.
+    waited for its masks (`MaskTime`) and measures no pace. The step evaluated `levels` of the tree; 0: none,
+    as an earlier one had.
     """
 
     num_tokens: int = 0
     seconds: float = 0.0
     has_dear_masks: bool = False
+    levels: int = 1
 
     def __add__(self, other: ReadingTime) -> ReadingTime:
         return ReadingTime(
             self.num_tokens + other.num_tokens,
             self.seconds + other.seconds,
             self.has_dear_masks or other.has_dear_masks,
+            self.levels,
         )
 
 

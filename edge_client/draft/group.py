@@ -122,6 +122,8 @@ class DraftGroup:
     Raises `UserError` if the context has too few sequences for `size` members.
     """
 
+    levels = 1  # of the tree that a decode buys
+
     def __init__(
         self,
         runtime: LlamaRuntime,

@@ -49,10 +49,12 @@ class PaceTables:
         per_token = added[largest] / largest
         return {**{size: max(took, size * per_token) for size, took in added.items()}, FAR: FAR * per_token}
 
-    def teach(self, pace: DraftTimes) -> None:
-        """Initialise `pace` from these tables."""
-        pace.rows.measured(self.rows)
-        pace.reads.measured(self.reads)
+    def teach(self, pace: DraftTimes, levels: int = 1) -> None:
+        """Initialise `pace` from these tables, for a draft whose step buys so many levels of a tree. A step
+        that reads buys all of them for the next ones."""
+        pace.rows.measured({rows: took / levels for rows, took in self.rows.items()})
+        rest = self.rows[1] * (1 - 1 / levels)
+        pace.reads.measured({size: took + rest for size, took in self.reads.items()})
 
 
 def measure_pace(

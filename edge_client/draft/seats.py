@@ -116,6 +116,7 @@ class DraftPool:
         self.is_closing = False
         self._turns = turns or Turns()
         self._group = group(runtime, seats)
+        self.levels = self._group.levels
         if batch_times is not None:
             self._group.measured(batch_times)
         self._latest: list[PoolSeat | None] = [None] * seats  # by place: who has it, or had it last

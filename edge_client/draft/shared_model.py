@@ -38,6 +38,9 @@ SEAT_TOKENS = 1024
 MEMORY = 2.0
 """Memory that a model needs to be loaded, by the size of its file: as much again for KV cache and buffers."""
 
+PARALLEL = "forerun.parallel.tokens"
+"""Key of a parallel draft's metadata: its mask tokens, as in 3,5,7."""
+
 LEAST_CELLS = 512
 """Cells of an automatic context where memory is short. Texts that need more are written without the draft."""
 
@@ -242,9 +245,9 @@ class SharedDraftModel:
             except BaseException:
                 self._on_load_failed("loading the draft model was cancelled; send the request again")
                 raise
-            if self._tables is None:
+            if self._tables is None or pool.levels > 1:
                 self._tables = tables
-                tables.teach(self.pace)
+                tables.teach(self.pace, pool.levels)
             pool.start()
             self._pool = pool
             self.state = ModelState.LOADED
@@ -267,6 +270,8 @@ class SharedDraftModel:
             group = self._group
             if self._other is not None:
                 group = partial(_offered(self._other.group), other=others[0])
+            elif group is DraftGroup:
+                group = group_of(runtime)
             told = self._on_release, tables.batches, group, self._turns
             pool = DraftPool(runtime, self.num_seats, *told)
             return runtimes, pool, tables
@@ -346,9 +351,16 @@ class SharedDraftModel:
                 await self._put_away()
 
 
+def group_of(runtime: LlamaRuntime) -> GroupMaker:
+    """Return what makes groups of a draft with the target's tokens. A parallel one names its masks."""
+    made: GroupMaker = _offered("parallel") if runtime.metadata(PARALLEL) else DraftGroup
+    return made
+
+
 def _offered(name: str) -> Any:
-    """Return what makes groups of another kind: of two models (`OtherModel`), or of other tokens than the
-    target's (`translated`). An installed package offers it as an entry point, as `schemes` does."""
+    """Return what makes groups of another kind: of two models (`OtherModel`), of other tokens than the
+    target's (`translated`), or with masks (`parallel`). An installed package offers it as an entry point, as
+    `schemes` does."""
     return offer("forerun.draft_groups", name, LocalError(f"no installed package offers the group {name}"))
 
 

@@ -85,9 +85,9 @@ class LoadedDraft:
 
     @property
     def group(self) -> GroupMaker:
-        from edge_client.draft.group import DraftGroup
+        from edge_client.draft.shared_model import group_of
 
-        return DraftGroup if self.translation is None else self.translation.group
+        return group_of(self.runtime) if self.translation is None else self.translation.group
 
     def reach(self, text: Sequence[int], acceptance: float | None) -> Finding:
         """Report which of the target's tokens the draft can propose, of its vocabulary and of a text."""

@@ -74,13 +74,17 @@ async def channel_to(engine: LlamaEngine) -> AsyncIterator[VerifierChannel]:
 
 
 async def written(
-    channel: VerifierChannel, draft: SharedDraftModel | None, prompt: Sequence[int], sampling: SamplingParams
+    channel: VerifierChannel,
+    draft: SharedDraftModel | None,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    policy: str = "sync:4",  # which waits for each answer: no race
 ) -> tuple[list[int], SessionStats]:
     """Return a text of the target and what drafting did for it."""
     fingerprint = (await channel.describe()).fingerprint
     seat = None if draft is None else await draft.acquire(prompt)
     config = SessionConfig(tuple(prompt), sampling, fingerprint, patience=None, has_drafter=seat is not None)
-    session = EdgeSession(config, make_policy("sync:4"))  # which waits for each answer: no race
+    session = EdgeSession(config, make_policy(policy))
     tokens = [token async for emit in Generation(session, channel, seat) for token in emit.tokens]
     if seat is not None:
         seat.release()
