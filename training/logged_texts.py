@@ -62,6 +62,8 @@ class LogOptions(TextsOptions):
             raise UserError("--follow and --log-key need --log, a folder of texts")
         if self.log is not None and (self.prompts is not None or self.chat):
             raise UserError("--prompts and --chat are for a target; --log has its own, so leave them out")
+        if self.log is not None:
+            self.reader()  # folder and key are checked
         if not self.follow:
             check_out(self.out)
         elif not self.out.is_dir():

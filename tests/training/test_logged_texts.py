@@ -72,6 +72,7 @@ def test_another_temperature_is_told_from_the_likeliest_tokens(temperature: floa
 def test_lessons_are_those_that_the_target_reads(kind: str, tmp_path: Path) -> None:
     from training.lessons import read_lesson
 
+    (tmp_path / "log").mkdir()
     options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf", max_tokens=10, texts=NUM_TEXTS)
     with engine_of(kind) as (engine, tokenize):
         prompts = [tokenize(text) for text in some_prompts(NUM_TEXTS)]
@@ -119,8 +120,8 @@ def test_texts_of_other_tokens_are_refused_or_left_out(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts, _ = LogReader(log).newest(100)
-    options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf")
     writer = LogWriter(tmp_path / "log", 1 << 24)
+    options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf")
     writer._write("", replace(texts[0], fingerprint=bytes(32)))
     with pytest.raises(UserError):
         logged_lessons(options)
@@ -169,6 +170,7 @@ def test_a_draft_is_trained_from_an_encrypted_log_alone(
         ["--log", ".", "--follow"],
         ["--log", "lab", "--follow", "--trim", "300"],
         ["--log", "no such folder"],
+        ["--log", "lab", "--log-key", "no such key"],
     ],
     ids=" ".join,
 )
