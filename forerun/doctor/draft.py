@@ -49,7 +49,7 @@ class MeasuredPair:
 
     rtt: float | None = None
     step_time: float | None = None  # of the target
-    draft_time: float | None = None
+    draft_time: float | None = None  # a token in a row, where a step says several
     acceptance: float | None = None  # how often the draft's best token is the target's
     row_share: float = 0.0  # what a further row adds to a target step, as a share of its time, if told
     seen: float | None = None  # speed-up of doctor's own text with drafts over the one without
@@ -88,6 +88,11 @@ class LoadedDraft:
         from edge_client.draft.shared_model import group_of
 
         return group_of(self.runtime) if self.translation is None else self.translation.group
+
+    @property
+    def levels(self) -> int:
+        """Return the tokens in a row that a step says: several of a parallel draft."""
+        return self.group(self.runtime, 1).levels
 
     def reach(self, text: Sequence[int], acceptance: float | None) -> Finding:
         """Report which of the target's tokens the draft can propose, of its vocabulary and of a text."""
@@ -147,8 +152,8 @@ def check_draft(
             loaded = _with_tokens(runtime, draft.tokens, trials, stack)
             prompt = tuple(loaded.words.tokenize(PROMPT, True))
             step_time, _ = draft_steps(loaded, prompt, prompt)
-            yield _judged(step_time)
-            measured = MeasuredPair(draft_time=step_time)
+            yield _judged(step_time, loaded.levels)
+            measured = MeasuredPair(draft_time=step_time / loaded.levels)
             if not address:
                 yield skip("tokenizer", "no verifier answers to compare with")
                 if loaded.translation is not None:
@@ -174,9 +179,9 @@ def _with_tokens(runtime: LlamaRuntime, file: str, trials: ModelTrials, stack: E
     return LoadedDraft(runtime, words, Translation(runtime, words))
 
 
-def _judged(step_time: float) -> Finding:
-    words = f"{1e3 * step_time:.1f} ms"
-    if step_time > SLOW_STEP:
+def _judged(step_time: float, levels: int) -> Finding:
+    words = f"{1e3 * step_time:.1f} ms" + (f", which says {levels} tokens" if levels > 1 else "")
+    if step_time / levels > SLOW_STEP:
         advice = "use a smaller draft, fewer bits, or other --threads (fewer if a verifier runs here, too)"
         return warn("draft step", words, advice)
     return ok("draft step", words)
@@ -217,7 +222,7 @@ async def _with_verifier(
     from edge_client.network.channel import VerifierChannel
 
     findings, pace = list[Finding](), DraftTimes()
-    measure_pace(draft.runtime).teach(pace)
+    measure_pace(draft.runtime).teach(pace, draft.levels)
     vocabulary = Vocabulary(draft.words.token_table())
     try:
         async with asyncio.timeout(LONGEST), VerifierChannel(address, tls=tls) as channel:

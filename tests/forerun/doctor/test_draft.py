@@ -9,9 +9,10 @@ import pytest
 
 from common.llama.files import hash_of
 from common.llama.load_trial import ModelTrials
+from edge_client.draft.shared_model import PARALLEL
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, Level
-from forerun.doctor.draft import MeasuredPair, check_draft, find_file
+from forerun.doctor.draft import LoadedDraft, MeasuredPair, check_draft, find_file
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,18 @@ def test_a_draft_that_works_is_timed(tiny: Path) -> None:
     assert findings["draft loads"].level is Level.OK
     assert findings["tokenizer"].level is Level.SKIP
     assert (measured.draft_time or 0.0) > 0
+
+
+@pytest.mark.llama
+def test_a_parallel_draft_says_several_tokens_a_step(tiny: Path, tmp_path: Path) -> None:
+    from common.llama.runtime import LlamaRuntime
+    from tests.edge_client.draft.tiny_gguf import write_copy
+    from tests.edge_client.draft.tree_world import exact_settings
+
+    parallel = write_copy(tmp_path / "parallel.gguf", tiny, {PARALLEL: "290,291"})
+    for path, levels in ((tiny, 1), (parallel, 3)):
+        with LlamaRuntime(exact_settings(path)) as runtime:
+            assert LoadedDraft(runtime, runtime, None).levels == levels
 
 
 @pytest.mark.llama
