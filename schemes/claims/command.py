@@ -55,8 +55,11 @@ def _published(options: PublishedOptions) -> int:
 
 
 def _verdict(comparison: Comparison) -> str:
-    bound = "trend" if comparison.claim.within is None else f"bound {100 * comparison.claim.within:g} %"
-    return f"{100 * comparison.difference:+.1f} % ({bound})"
+    if comparison.difference is not None and comparison.claim.within is not None:
+        words = f"{100 * comparison.difference:+.1f} % (bound {100 * comparison.claim.within:g} %)"
+        return words if comparison.holds else f"{words}: not reproduced"
+    words = "same direction" if comparison.holds else "other direction"
+    return words + (", {:.3g} to {:.3g}".format(*comparison.range) if comparison.others else "")
 
 
 def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
@@ -65,7 +68,8 @@ def _comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "quantity": comparison.claim.quantity,
         "claim": comparison.claim.figure,
         "ours": round(comparison.ours, 4),
-        "difference": round(comparison.difference, 4),
+        "difference": None if comparison.difference is None else round(comparison.difference, 4),
+        "range": [round(each, 4) for each in comparison.range] if comparison.others else None,
         "within": comparison.claim.within,
         "holds": comparison.holds,
         "remark": comparison.claim.remark,

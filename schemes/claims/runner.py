@@ -24,8 +24,9 @@ class Claim:
 
     `measure` gets the results of all `jobs`; a claim about a formula has no jobs. `within` is the largest
     relative difference that counts as reproduced; None where the paper leaves out too much of its setting,
-    so that only the direction can be compared. `remark` says what the paper does not tell, or why the
-    figures differ.
+    so that only the direction can be compared: the side of `even`, where nothing is gained. `others` are
+    the jobs of further settings that the paper allows; they give the range. `remark` says what the paper does
+    not tell, or why the figures differ.
     """
 
     system: str  # the row of docs/schemes.md
@@ -35,33 +36,48 @@ class Claim:
     jobs: tuple[Job, ...] = ()
     within: float | None = None
     remark: str = ""
+    even: float = 1.0
+    others: tuple[tuple[Job, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Holds a claim and the figure found here."""
+    """Holds a claim and the figures found here."""
 
     claim: Claim
     ours: float
+    others: tuple[float, ...] = ()  # in the other settings
 
     @property
-    def difference(self) -> float:
-        """Return the relative difference from the claim; 0.1 is 10 % above it."""
-        return self.ours / self.claim.figure - 1.0
+    def range(self) -> tuple[float, float]:
+        """Return the least and the greatest figure over all settings."""
+        return min(self.ours, *self.others), max(self.ours, *self.others)
 
     @property
-    def holds(self) -> bool | None:
-        """Whether the difference lies within the claim's bound; None without a bound."""
-        return None if self.claim.within is None else abs(self.difference) <= self.claim.within
+    def difference(self) -> float | None:
+        """Return the relative difference from the claim, 0.1 for 10 % above it; None without a bound."""
+        return None if self.claim.within is None else self.ours / self.claim.figure - 1.0
+
+    @property
+    def holds(self) -> bool:
+        """Tell whether the difference lies within the claim's bound; without a bound, whether the direction
+        is the claim's."""
+        if self.difference is not None and self.claim.within is not None:
+            return abs(self.difference) <= self.claim.within
+        return (self.ours > self.claim.even) == (self.claim.figure > self.claim.even)
 
 
 def compare(claims: Iterable[Claim], pool: Pool) -> Iterator[Comparison]:
     """Yield a comparison for each claim, in order. A job that several claims name runs once."""
     claims = list(claims)
-    jobs = list(dict.fromkeys(job for claim in claims for job in claim.jobs))
+    settings = [some for claim in claims for some in (claim.jobs, *claim.others)]
+    jobs = list(dict.fromkeys(job for some in settings for job in some))
     results = dict(zip(jobs, pool.map(jobs), strict=True))
     for claim in claims:
-        yield Comparison(claim, claim.measure([results[job] for job in claim.jobs]))
+        ours, *others = (
+            claim.measure([results[job] for job in some]) for some in (claim.jobs, *claim.others)
+        )
+        yield Comparison(claim, ours, tuple(others))
 
 
 # Jobs -------------------------------------------------------------------------------------------------------
