@@ -88,7 +88,7 @@ FILES = {
             {"draft": {"recording": "a", "mean": 0.5}},
             r"\[draft\] has recording, mean; a recording stands alone",
         ),
-        ({"draft": {"record": "a"}}, r"\[draft\] has no 'record'; it may have mean, k, recording"),
+        ({"draft": {"record": "a"}}, r"\[draft\] has no 'record'; it may have mean, k, sight, recording"),
         ({"clients": 1, "arrivals": {"rate_per_s": 1, "sessions": 1}}, "clients and \\[arrivals\\] both"),
         ({"device": {"recall": 1}}, "device.recall is 1; true or false was expected"),
         ({"link": {"jitter_law": 3}}, r"link\.jitter_law is 3; a text was expected"),
