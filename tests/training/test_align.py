@@ -40,7 +40,7 @@ def test_the_best_weights_are_written(
     report = report_of(capsys)
     assert report["after"]["coupled"] >= report["before"]["coupled"]
     assert report["after"]["by_rank"] == sorted(report["after"]["by_rank"])
-    assert report["after"]["ms_per_token"]["forerun"] < report["after"]["ms_per_token"]["server_streaming"]
+    assert min(report["after"]["draft_step_ms"].values()) > 0.0
     assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
     assert not list(tmp_path.glob("*.training"))
 
@@ -58,15 +58,20 @@ def test_a_trimmed_draft_is_written_without_any_update(
 
 
 def test_a_second_draft_is_measured_beside_the_first(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With the times of a fast draft and a slow target."""
+    monkeypatch.setattr("training.predicted.draft_times", lambda file, threads: {1: 1.0, 2: 1.5})
+    monkeypatch.setattr("training.align.target_step_ms", lambda *_: {1: 30.0})
     assert main([*command, "--updates", "2", "--boost", str(DRAFT_GGUF)]) == 0
     report = report_of(capsys)
     before, after, both = (report[name] for name in ("before", "after", "both"))
     assert both["first"] == pytest.approx(before["coupled"], abs=1e-5)
     assert both["second"] == pytest.approx(after["coupled"], abs=1e-5)
     assert both["either"] >= max(both["first"], both["second"])
-    assert both["draft_step_ms"]["1"] > after["draft_step_ms"]["1"]
+    assert (both["draft_step_ms"], after["draft_step_ms"]) == ({"1": 2.0, "2": 3.0}, {"1": 1.0, "2": 1.5})
+    for measured in (before, after, both):
+        assert measured["ms_per_token"]["forerun"] < measured["ms_per_token"]["server_streaming"]
 
 
 def test_an_interrupted_training_ends_as_one_that_is_not(
