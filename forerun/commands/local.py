@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
     threads = config.draft.threads or max(1, processors // 4)
     setattr(options, THREADS, threads)
     note(f"loading the target {own.target}")
+    signal.signal(signal.SIGTERM, _leave)  # until the daemon takes it, so that the target's process ends too
     with target_process(own, max(1, processors - threads)) as address:
         setattr(options, ADDRESSES, [address])
         return edge.run(options)
@@ -73,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
     """Serve the target at a free port of this machine until the block ends. Yield the address. Raises
-    `UserError` or `UnavailableError` if it does not start."""
+    `UserError` or `UnavailableError` if it does not start, and the latter after the block if it has ended."""
     words = ["verify", "--model", options.target, "--listen", "127.0.0.1:0", "--json", "--grace", "0"]
     words += ["--threads", str(threads)]
     command = [sys.executable, "-m", "forerun", *words, *shlex.split(options.verify)]
@@ -87,6 +88,8 @@ def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
                 raise error(f"the target {options.target} was not loaded; its message is above")
             threading.Thread(target=_end_with, args=(child, is_over), daemon=True).start()
             yield json.loads(line)["listening"]
+            if child.poll() is not None:
+                raise UnavailableError(f"the target's process ended with code {child.returncode}")
         finally:
             is_over.set()
             child.terminate()
@@ -98,7 +101,10 @@ def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
 
 def _end_with(child: subprocess.Popen[str], is_over: threading.Event) -> None:
     """End this process as SIGTERM does when the target's process ends by itself."""
-    code = child.wait()
+    child.wait()
     if not is_over.is_set():
-        note(f"the target's process ended with code {code}; its message is above")
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -15,7 +16,7 @@ from edge_client.process.paths import find_paths
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun.cli import main
 from forerun.demo_pair import DRAFT_GGUF, PROMPTS, TARGET_DIR
-from lab.rig import Processes, RigEdge, own_places
+from lab.rig import Processes, RigEdge, attempts, own_places
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 
@@ -49,6 +50,39 @@ async def test_the_draft_of_this_machine_speeds_the_target_of_this_machine(tmp_p
     assert num_accepted > 0
     with pytest.raises(OSError):  # nobody listens there any more
         socket.create_connection(verifier["address"].rsplit(":", 1), timeout=5.0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux, to find the child")
+@pytest.mark.parametrize("is_killed", [True, False], ids=["target", "command"])
+async def test_both_end_together(tmp_path: Path, is_killed: bool) -> None:
+    """The target's process is killed while it serves, or the command is ended while the target loads."""
+    places = own_places(tmp_path)
+    words = ("--target", str(TARGET_DIR), "--draft", str(DRAFT_GGUF), "--listen", "127.0.0.1:0")
+    async with Processes() as processes:
+        child = await processes.start("daemon", "local", *words, environment=places)
+        if is_killed:
+            await RigEdge.ready(child, places)
+        target = await first_child_of(child.process.pid)
+        if is_killed:
+            os.kill(target, signal.SIGKILL)
+        else:
+            child.send(signal.SIGTERM)
+        await child.gone()
+    assert child.code == (1 if is_killed else 128 + signal.SIGTERM)
+    with pytest.raises(ProcessLookupError):
+        os.kill(target, 0)
+
+
+async def first_child_of(process: int) -> int:
+    async for _ in attempts():
+        if children := children_of(process):
+            return min(children)
+    raise AssertionError("the attempts end with an error")
+
+
+def children_of(process: int) -> list[int]:
+    told = [task.joinpath("children").read_text() for task in Path(f"/proc/{process}/task").iterdir()]
+    return [int(number) for each in told for number in each.split()]
 
 
 def test_a_target_that_cannot_be_loaded_ends_the_command(
