@@ -136,6 +136,8 @@ class AlignOptions(LogOptions):
             raise UserError("--on-policy needs a target, which reads the draft's texts; leave --log out")
         if self.follow and (self.adapter is not None or self.layers or self.trim):
             raise UserError("--follow publishes whole drafts; leave --adapter, --layers and --trim out")
+        if self.follow and (self.boost is not None or self.parallel):
+            raise UserError("--follow compares drafts one by one; leave --boost and --parallel out")
         self.check_log()
 
     def sampling_of(self, group: int) -> SamplingParams:

@@ -15,7 +15,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,7 +29,6 @@ from training.logged_texts import LogOptions, TooFewTextsError
 Options = TypeVar("Options", bound=LogOptions)
 
 LOOK_EVERY = 10.0  # seconds between two looks into the log
-IDLE, USUAL = "SCHED_IDLE", "SCHED_OTHER"
 
 STATE, UNFINISHED = ".following.json", ".aligned-"
 """Names in the folder, and the beginning of names, that devices do not look at."""
@@ -54,20 +53,23 @@ class Follower(Generic[Options]):
         self._options, self._align = options, align
         self._reader = options.reader()
         self._until = _until(options.out / STATE)  # time of the last text that a round has seen
+        self._num_refused = 0  # new texts that were too few to train on
 
     def look(self) -> Round | None:
         """Train if there are enough new texts. Return None otherwise."""
         options = self._options
-        if self._reader.num_since(self._until) < options.texts:
+        num_new = self._reader.num_since(self._until)
+        if num_new < options.texts or num_new == self._num_refused:
             return None
         place, _ = newest(str(options.out), "")
         draft = Path(place) if place else options.draft
-        until = self._reader.newest(1)[1]
+        until = self._reader.newest_at()
         part = replace(options, follow=False, draft=draft, out=self._unfinished(draft))
         try:
             report = self._align(part)
         except TooFewTextsError as error:
             note(str(error))
+            self._num_refused = num_new
             return None
         before, after = (float(report[name]["coupled"]) for name in ("before", "after"))
         published: Path | None = None
@@ -93,7 +95,6 @@ class Follower(Generic[Options]):
 def follow(options: Options, align: Callable[[Options], dict[str, Any]]) -> int:
     """Follow the log at the lowest priority until SIGTERM or SIGINT comes, and return 0."""
     os.nice(19)  # before torch starts its threads
-    _schedule(IDLE)
     follower = Follower(options, align)
     note(f"waiting for {options.texts} new texts in {options.log}")
     try:
@@ -108,20 +109,12 @@ def follow(options: Options, align: Callable[[Options], dict[str, Any]]) -> int:
         return 0
 
 
-def _schedule(policy: str) -> None:
-    """Take a scheduling class of this name, where there is one and it is allowed."""
-    if hasattr(os, policy):
-        with suppress(OSError):
-            os.sched_setscheduler(0, getattr(os, policy), os.sched_param(0))
-
-
 @contextmanager
 def _left_by_signals() -> Iterator[None]:
     """Raise `_Left` in the block at SIGTERM and SIGINT. Files are written aside and renamed, so none is left
     half."""
 
     def leave(*_: object) -> None:
-        _schedule(USUAL)  # or a busy machine would let it take minutes to end
         raise _Left
 
     before = {name: signal.signal(name, leave) for name in (signal.SIGTERM, signal.SIGINT)}

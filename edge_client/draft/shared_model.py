@@ -95,6 +95,7 @@ class SharedDraftModel:
         self._free = free
         self.pace = DraftTimes()  # of this model, over all its texts
         self._tables: PaceTables | None = like._tables if like else None  # measured when it is first loaded
+        self._levels = 1  # for which they were taught
         if self._tables is not None:
             self._tables.teach(self.pace)
         self._trials = trials
@@ -245,8 +246,8 @@ class SharedDraftModel:
             except BaseException:
                 self._on_load_failed("loading the draft model was cancelled; send the request again")
                 raise
-            if self._tables is None or pool.levels > 1:
-                self._tables = tables
+            if self._tables is None or pool.levels != self._levels:
+                self._tables, self._levels = tables, pool.levels
                 tables.teach(self.pace, pool.levels)
             pool.start()
             self._pool = pool

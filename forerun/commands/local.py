@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +31,7 @@ has a quarter of the processors, or --threads N, and the target has the others.
   forerun local --draft small.gguf --target big.gguf
   forerun chat"""
 
+LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ADDRESSES, THREADS = "verifier.addresses", "draft.threads"
 END_TIMEOUT = 10.0  # seconds for the target's process to end
 LONGEST_LINE = 65_536  # bytes of what it announces
@@ -41,7 +42,7 @@ class LocalOptions:
     """Declares the target."""
 
     target: str = setting(REQUIRED, "target: GGUF file, hf://..., folder or hub id", "MODEL")
-    verify: str = setting("", "options of `forerun verify`, as one argument: '--slots 8192'", "OPTIONS")
+    verify: str = setting("", "options of `forerun verify`, as one word: --verify='--slots 8192'", "OPTIONS")
 
 
 def add_parser(commands: Any) -> None:
@@ -64,30 +65,48 @@ def run(options: argparse.Namespace) -> int:
     processors = default_threads() + 1
     threads = config.draft.threads or max(1, processors // 4)
     setattr(options, THREADS, threads)
+    try:
+        more = shlex.split(own.verify)
+    except ValueError as error:
+        raise UserError(f"--verify {own.verify!r} has no end of a quotation; write it in one pair") from error
     note(f"loading the target {own.target}")
-    signal.signal(signal.SIGTERM, _leave)  # until the daemon takes it, so that the target's process ends too
-    with target_process(own, max(1, processors - threads)) as address:
+    more = ["--threads", str(max(1, processors - threads)), *more]
+    with target_process(own.target, more) as address:
         setattr(options, ADDRESSES, [address])
         return edge.run(options)
 
 
 @contextmanager
-def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
+def target_process(target: str, more: Sequence[str]) -> Iterator[str]:
     """Serve the target at a free port of this machine until the block ends. Yield the address. Raises
-    `UserError` or `UnavailableError` if it does not start, and the latter after the block if it has ended."""
-    words = ["verify", "--model", options.target, "--listen", "127.0.0.1:0", "--json", "--grace", "0"]
-    words += ["--threads", str(threads)]
-    command = [sys.executable, "-m", "forerun", *words, *shlex.split(options.verify)]
+    `UserError` or `UnavailableError` if it does not start, and the latter after the block if it has ended.
+
+    Args: more: further options of `forerun verify`.
+    """
+    words = ["verify", "--model", target, "--listen", "127.0.0.1:0", "--json", "--grace", "0", *more]
+    command = [sys.executable, "-m", "forerun", *words]
+    is_left = threading.Event()
+    for each in LEAVING:  # held back until the process is in hand
+        signal.signal(each, lambda *_: is_left.set())
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         is_over = threading.Event()
         try:
+            for each in LEAVING:
+                signal.signal(each, _leave)
+            if is_left.is_set():
+                _leave()
             assert child.stdout is not None, "a pipe"
             line = child.stdout.readline(LONGEST_LINE)
             if not line:
                 error = UserError if child.wait() == 2 else UnavailableError
-                raise error(f"the target {options.target} was not loaded; its message is above")
+                raise error(f"the target {target} was not loaded; its message is above")
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             threading.Thread(target=_end_with, args=(child, is_over), daemon=True).start()
-            yield json.loads(line)["listening"]
+            try:
+                yield json.loads(line)["listening"]
+            except SystemExit:  # of `_leave`, before the daemon takes the signals
+                if child.poll() is None:
+                    raise
             if child.poll() is not None:
                 raise UnavailableError(f"the target's process ended with code {child.returncode}")
         finally:
@@ -100,11 +119,12 @@ def target_process(options: LocalOptions, threads: int) -> Iterator[str]:
 
 
 def _end_with(child: subprocess.Popen[str], is_over: threading.Event) -> None:
-    """End this process as SIGTERM does when the target's process ends by itself."""
+    """End this process as two SIGTERM do when the target's process ends by itself: its texts cannot go on."""
     child.wait()
-    if not is_over.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(2):
+        if not is_over.wait(0.5):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _leave(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(number: int = signal.SIGTERM, *_: object) -> None:
+    raise SystemExit(128 + number)

@@ -58,7 +58,7 @@ def _verdict(comparison: Comparison) -> str:
     if comparison.difference is not None and comparison.claim.within is not None:
         words = f"{100 * comparison.difference:+.1f} % (bound {100 * comparison.claim.within:g} %)"
         return words if comparison.holds else f"{words}: not reproduced"
-    words = "same direction" if comparison.holds else "other direction"
+    words = "same direction" if comparison.always_holds else "not always the same direction"
     return words + (", {:.3g} to {:.3g}".format(*comparison.range) if comparison.others else "")
 
 

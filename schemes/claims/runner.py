@@ -64,7 +64,16 @@ class Comparison:
         is the claim's."""
         if self.difference is not None and self.claim.within is not None:
             return abs(self.difference) <= self.claim.within
-        return (self.ours > self.claim.even) == (self.claim.figure > self.claim.even)
+        return self._points_alike(self.ours)
+
+    @property
+    def always_holds(self) -> bool:
+        """Tell whether the direction is the claim's in all settings."""
+        return all(map(self._points_alike, self.range))
+
+    def _points_alike(self, ours: float) -> bool:
+        even = self.claim.even
+        return (ours - even) * (self.claim.figure - even) > 0.0
 
 
 def compare(claims: Iterable[Claim], pool: Pool) -> Iterator[Comparison]:

@@ -226,7 +226,10 @@ class LogWriter:
 
     def _make_room(self, num_bytes: int) -> dict[Path, int]:
         """Delete old files until `num_bytes` more fit. Return the sizes of the others."""
-        sizes = {path: path.stat().st_size for path in self.folder.glob(f"*/*{SUFFIX}")}
+        sizes = dict[Path, int]()
+        for path in self.folder.glob(f"*/*{SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):  # another verifier made room
+                sizes[path] = path.stat().st_size
         while sizes and sum(sizes.values()) + num_bytes > self._most_bytes:
             held = Counter[Path]()
             for path, size in sizes.items():
@@ -286,7 +289,12 @@ class LogReader:
 
     def num_since(self, at: int) -> int:
         """Return the number of records after a time, milliseconds since 1970."""
+        self.num_damaged = 0
         return sum(record.at > at for record in self._records(at))
+
+    def newest_at(self) -> int:
+        """Return the time of the newest record, of whatever key; 0 without one."""
+        return max((record.at for record in self._records()), default=0)
 
     def newest(self, most: int) -> tuple[list[LoggedText], int]:
         """Return the newest texts, the oldest of them first, and the time of the last. Damaged records are

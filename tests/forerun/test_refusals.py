@@ -39,6 +39,7 @@ REFUSED = f"""
 edge --draft d --small-draft s --second-draft s
 edge --draft d --tokens t --second-draft s
 local --target t
+local --target t --draft pyproject.toml --verify "'"
 local --target t --draft none.gguf
 local --target t --draft d --verifier localhost:1
 {RECORD} --candidates 9

@@ -35,14 +35,14 @@ async def written(edge: RigEdge, prompt: str, policy: str) -> tuple[str, int]:
     return text, num_accepted
 
 
-async def test_the_draft_of_this_machine_speeds_the_target_of_this_machine(tmp_path: Path) -> None:
+async def test_the_draft_of_this_machine_drafts_for_the_target_of_this_machine(tmp_path: Path) -> None:
     prompt, places = json.loads(PROMPTS.read_text("utf-8"))[0]["text"], own_places(tmp_path)
     words = ("--target", str(TARGET_DIR), "--draft", str(DRAFT_GGUF), "--listen", "127.0.0.1:0")
     async with Processes() as processes:
         child = await processes.start("daemon", "local", *words, environment=places)
         edge = await RigEdge.ready(child, places)
         alone, _ = await written(edge, prompt, "off")
-        drafted, num_accepted = await written(edge, prompt, "adaptive")
+        drafted, num_accepted = await written(edge, prompt, "sync:4")
         (verifier,) = connect(find_paths(places).daemon).get("/v1/status")["verifiers"]
         child.send(signal.SIGTERM)
         await child.gone()

@@ -52,6 +52,10 @@ def test_a_claim_without_a_bound_holds_if_it_points_the_same_way() -> None:
     assert not found(0.9, 1.01)
     assert found(20.0, 0.5, even=0.0)
     assert not found(20.0, -0.5, even=0.0)
+    assert not found(0.9, 1.0)
+    claim = Claim("system", "quantity", 1.3, lambda results: 1.1)
+    assert Comparison(claim, 1.1, (1.05, 1.2)).always_holds
+    assert not Comparison(claim, 1.1, (0.99,)).always_holds
 
 
 def test_other_settings_give_the_range() -> None:
