@@ -178,6 +178,11 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> i
     return reported(lambda: options.run(options))
 
 
+def leave(number: int, *_: object) -> NoReturn:
+    """Exit on a signal of this number, as a process does that does not handle it."""
+    raise SystemExit(128 + number)
+
+
 def reported(command: Callable[[], int | None]) -> int:
     """Run a command and report its error as a sentence on standard error. Return as `main`."""
     try:

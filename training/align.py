@@ -134,10 +134,11 @@ class AlignOptions(LogOptions):
             )
         if self.log is not None and self.on_policy:
             raise UserError("--on-policy needs a target, which reads the draft's texts; leave --log out")
-        if self.follow and (self.adapter is not None or self.layers or self.trim):
-            raise UserError("--follow publishes whole drafts; leave --adapter, --layers and --trim out")
-        if self.follow and (self.boost is not None or self.parallel):
-            raise UserError("--follow compares drafts one by one; leave --boost and --parallel out")
+        if self.follow and any((self.adapter, self.layers, self.trim, self.boost, self.parallel)):
+            raise UserError(
+                "--follow publishes whole drafts and compares them one by one; leave --adapter, --layers, "
+                "--trim, --boost and --parallel out"
+            )
         self.check_log()
 
     def sampling_of(self, group: int) -> SamplingParams:
@@ -385,7 +386,7 @@ def _losses(
     options: AlignOptions,
     masks: ParallelDraft | None = None,
 ) -> Losses:
-    from training.lessons import LessonBatch
+    from training.lessons import LessonBatch, passes
     from training.losses import LOSSES
 
     loss, vocab = LOSSES[options.loss], draft.module.config.vocab_size
@@ -396,23 +397,12 @@ def _losses(
 
     def losses(places: Sequence[int], _share: float) -> Iterator[Tensor]:
         taught = sum(len(lessons[place].best) for place in places)
-        for group in _passes([lessons[place] for place in places], LOGITS_PER_PASS // vocab):
+        for group in passes([lessons[place] for place in places], LOGITS_PER_PASS // vocab):
             batch = LessonBatch.of(group)
             losses = loss(*batch.pairs(draft.logits, options.temperature)) * batch.weights
             yield losses.sum(dim=0, keepdim=True) / taught
 
     return losses
-
-
-def _passes(lessons: Sequence[Lesson], most_rows: int) -> Iterator[list[Lesson]]:
-    """Divide lessons among passes of about `most_rows` rows, which are padded to their longest."""
-    group: list[Lesson] = []
-    for lesson in sorted(lessons, key=lambda each: len(each.tokens)):
-        if group and (len(group) + 1) * len(lesson.tokens) > most_rows:
-            yield group
-            group = []
-        group.append(lesson)
-    yield group
 
 
 def _train(

@@ -24,6 +24,7 @@ from common.config.live_files import read_bytes
 from common.errors import UserError
 from edge_client.draft.updated_draft import newest
 from forerun.terminal import note
+from simulator.documents import write_whole
 from training.logged_texts import LogOptions, TooFewTextsError
 
 Options = TypeVar("Options", bound=LogOptions)
@@ -77,7 +78,7 @@ class Follower(Generic[Options]):
             published = options.out / time.strftime("aligned-%Y%m%d-%H%M%S.gguf", time.gmtime())
             part.out.replace(published)
         self._until = until
-        _write(options.out / STATE, {"until": until})
+        write_whole(options.out / STATE, json.dumps({"until": until}))
         part.out.unlink(missing_ok=True)
         return Round(before, after, published)
 
@@ -137,12 +138,6 @@ def _until(path: Path) -> int:
         return int(json.loads(read_bytes(path, "the state", 1024))["until"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({error}); delete it to train on all texts again") from error
-
-
-def _write(path: Path, state: dict[str, int]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(state), encoding="utf-8")
-    part.replace(path)
 
 
 def _shown(done: Round, as_json: bool) -> str:

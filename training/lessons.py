@@ -6,7 +6,7 @@ engine, and is not in memory while the draft trains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -87,6 +87,17 @@ def read_lesson(
         best.append(places.int().cpu().numpy())
         logprobs.append(values.cpu().numpy())
     return Lesson(np.asarray(tokens, np.int32), first, np.concatenate(best), np.concatenate(logprobs))
+
+
+def passes(lessons: Sequence[Lesson], most_rows: int) -> Iterator[list[Lesson]]:
+    """Divide lessons among passes of about `most_rows` rows, which are padded to their longest."""
+    group: list[Lesson] = []
+    for lesson in sorted(lessons, key=lambda each: len(each.tokens)):
+        if group and (len(group) + 1) * len(lesson.tokens) > most_rows:
+            yield group
+            group = []
+        group.append(lesson)
+    yield group
 
 
 @dataclass(frozen=True, slots=True)

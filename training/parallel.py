@@ -20,7 +20,7 @@ from torch import Tensor
 from common.errors import UserError
 from edge_client.draft.shared_model import PARALLEL
 from training.draft_weights import DraftWeights
-from training.lessons import DraftReport, Lesson, Logits, measure, with_rest
+from training.lessons import DraftReport, Lesson, Logits, measure, passes, with_rest
 from training.losses import Loss, coupled_acceptance
 from training.trainer import Losses
 
@@ -135,13 +135,12 @@ class ParallelDraft:
 
         def losses(places: Sequence[int], share: float) -> Iterator[Tensor]:
             chance = np.random.default_rng((self.seed, round(share * 1e6), *places))
-            ordered = sorted((lessons[place] for place in places), key=lambda each: len(each.tokens))
-            drawn = [self._anchors(lesson, chance) for lesson in ordered]
-            taught = sum(len(lesson.best) + len(own) for lesson, own in zip(ordered, drawn, strict=True))
-            count = max(1, most_rows // len(ordered[-1].tokens))
-            for start in range(0, len(ordered), count):
-                part = slice(start, start + count)
-                target, own = self._pairs(ordered[part], drawn[part])
+            groups = list(passes([lessons[place] for place in places], most_rows))
+            drawn = [[self._anchors(lesson, chance) for lesson in group] for group in groups]
+            taught = sum(len(lessons[place].best) for place in places)
+            taught += sum(len(anchors) for group in drawn for anchors in group)
+            for group, anchors in zip(groups, drawn, strict=True):
+                target, own = self._pairs(group, anchors)
                 yield loss(target, own).sum(dim=0, keepdim=True) / taught
 
         return losses

@@ -18,6 +18,7 @@ from typing import Any
 from common.config.command_line import add_command, add_options, read_options
 from common.config.setting import REQUIRED, setting
 from common.errors import UnavailableError, UserError
+from forerun.cli import leave
 from forerun.commands import edge
 from forerun.options import loaded, places
 from forerun.terminal import note
@@ -92,9 +93,9 @@ def target_process(target: str, more: Sequence[str]) -> Iterator[str]:
         is_over = threading.Event()
         try:
             for each in LEAVING:
-                signal.signal(each, _leave)
+                signal.signal(each, leave)
             if is_left.is_set():
-                _leave()
+                leave(signal.SIGTERM)
             assert child.stdout is not None, "a pipe"
             line = child.stdout.readline(LONGEST_LINE)
             if not line:
@@ -104,7 +105,7 @@ def target_process(target: str, more: Sequence[str]) -> Iterator[str]:
             threading.Thread(target=_end_with, args=(child, is_over), daemon=True).start()
             try:
                 yield json.loads(line)["listening"]
-            except SystemExit:  # of `_leave`, before the daemon takes the signals
+            except SystemExit:  # of `leave`, before the daemon takes the signals
                 if child.poll() is None:
                     raise
             if child.poll() is not None:
@@ -124,7 +125,3 @@ def _end_with(child: subprocess.Popen[str], is_over: threading.Event) -> None:
     for _ in range(2):
         if not is_over.wait(0.5):
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _leave(number: int = signal.SIGTERM, *_: object) -> None:
-    raise SystemExit(128 + number)

@@ -21,6 +21,7 @@ from common.config.merge import load_config
 from common.privacy import Privacy
 from common.wire.free_port import check_free
 from edge_client.process.paths import find_paths
+from forerun.cli import leave
 from forerun.log_format import writing
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ def serve_config(config: VerifierConfig) -> int:
     """Load the target and serve it until a signal comes. Raise `UserError`."""
     config = with_local_file(config)
     check(config)
-    signal.signal(signal.SIGTERM, _leave)  # until it serves, and drains
+    # Until it serves, and drains. A container's first process would ignore the signal until it is killed.
+    signal.signal(signal.SIGTERM, leave)
     from cloud_verifier.server.serving import load, serve, use_torch
 
     with logged(config):
@@ -107,12 +109,6 @@ def with_local_file(config: VerifierConfig) -> VerifierConfig:
 
     file = find_model(target.path)
     return replace(config, target=replace(target, model=file, name=target.served_name))
-
-
-def _leave(*_: object) -> None:
-    """Exit on SIGTERM while the target is loading. The first process of a container would otherwise ignore it
-    and stay until it is killed."""
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def check(config: VerifierConfig) -> None:

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +27,7 @@ from edge_client.network.client_tls import TlsSettings
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
 from lab.demo_models import DRAFT_GGUF, TARGET_DIR
-from lab.rig import VERIFIER
+from lab.rig import VERIFIER, Processes
 from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.fuzz.laws import Broken
 from tests.support.town import AUDIENCE, ISSUER, Town
@@ -209,26 +208,17 @@ HONEST, HOSTILE = "honest", "hostile"
 """Two tenants."""
 
 
-class Stage:
+class Stage(Processes):
     """Processes and the way to an honest text. An async context manager."""
 
     def __init__(self, folder: Path, honest: Honest) -> None:
+        super().__init__(pin=False)
         self.folder = folder
         self.subjects: list[Subject] = []
         self._honest = honest
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
+    async def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            await self._start()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
 
     def asked(self) -> dict[str, Any]:
         """What the honest client is told."""
@@ -247,9 +237,6 @@ class Stage:
         """Tell all processes to go, those in front first. Raises `Broken` for one that stays."""
         for each in reversed(self.subjects):
             await each.drain(GRACE)
-
-    async def _start(self) -> None:
-        raise NotImplementedError
 
     async def _subject(self, program: LoggedProcess, log: Path, files: int = 0) -> Subject:
         subject = Subject(program, log, files)
@@ -311,7 +298,8 @@ class VerifierStage(Stage):
         )
         return encode_request(Open(prompt, sampling, self.described.fingerprint)).SerializeToString()
 
-    async def _start(self) -> None:
+    async def _begin(self) -> None:
+        await super()._begin()
         log = self.folder / "verifier.log"
         program = LoggedProcess(
             "verifier", "--model", str(TARGET_DIR.resolve()), "--listen", "127.0.0.1:0",
@@ -418,7 +406,8 @@ class DaemonStage(Stage):
         await self.daemon.start()
         await self.ready()
 
-    async def _start(self) -> None:
+    async def _begin(self) -> None:
+        await super()._begin()
         verifier = self.behind.address
         if self.liar is not None:
             await self._stack.enter_async_context(self.liar)

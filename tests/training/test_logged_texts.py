@@ -169,6 +169,7 @@ def test_a_draft_is_trained_from_an_encrypted_log_alone(
         ["--log", ".", "--on-policy", "0.5"],
         ["--log", ".", "--follow"],
         ["--log", "lab", "--follow", "--trim", "300"],
+        ["--log", "lab", "--follow", "--parallel", "8"],
         ["--log", "no such folder"],
         ["--log", "lab", "--log-key", "no such key"],
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -263,8 +264,10 @@ def test_a_pool_that_waits_for_its_turn_goes_before_one_that_asks_later() -> Non
     with turns:
         other = threading.Thread(target=wait)
         other.start()
+        until = time.monotonic() + LONG_WAIT
         while turns._num_asked < 2:
-            threading.Event().wait(0.001)
+            assert time.monotonic() < until
+            time.sleep(0.001)
     with turns:
         order.append("asked later")
     other.join(LONG_WAIT)
