@@ -8,9 +8,10 @@ from pathlib import Path
 
 from common.errors import UserError
 from common.llama.files import is_remote
+from common.offers import offered
 
-EXIT, MTP = "exit", "mtp"
-"""Drafters that are parts of the target itself: its first layers, and its prediction module."""
+DRAFTERS = "forerun.drafters"
+"""Entry points of what `--drafter` names, by kind: heads, whole models, sources without a file."""
 
 CONFIG = "config.json"
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -20,6 +21,12 @@ WHAT_TO_GIVE = (
     "Give a folder that holds config.json, *.safetensors and tokenizer.json, or the id of a model on the "
     "Hugging Face hub if this machine can reach it."
 )
+
+
+def drafter_kind(source: str) -> str | None:
+    """Return the offered kind of a drafter `KIND` or `KIND:ARGUMENTS`; None for a path or a hub id."""
+    kind = source.partition(":")[0]
+    return kind if kind in offered(DRAFTERS) and not Path(source).expanduser().exists() else None
 
 
 def folder_of(source: str) -> Path | None:

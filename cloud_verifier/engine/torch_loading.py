@@ -27,7 +27,7 @@ from cloud_verifier.engine.model.checkpoint import UNBOUNDED_POSITIONS, read_set
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.packing import item_of
 from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
-from cloud_verifier.model_source import EXIT, MTP
+from cloud_verifier.model_source import DRAFTERS, drafter_kind
 from cloud_verifier.progress import Progress, no_progress
 from common.child import available_memory
 from common.errors import UserError
@@ -181,18 +181,15 @@ class _EngineMaker:
         )
 
 
-DRAFTERS = "forerun.drafters"
-"""Entry points of what `--drafter` names, by kind: heads on the target, or whole models."""
-
 LoadDraft = Callable[[str, TargetModel, Vocabulary], OwnDraft]
 """Loads what `--drafter` names for a target with this vocabulary. Raises `UserError` if it does not fit."""
 
 
 def load_draft(source: str, target: TargetModel, vocabulary: Vocabulary) -> OwnDraft:
-    """Load a file of `forerun heads train`, a folder or hub id of EAGLE-3 heads or of a small model, `mtp`
-    or `exit:K`. Raises `UserError` if there is none, or if it does not fit the target."""
-    kind = source.partition(":")[0]
-    if kind not in (EXIT, MTP):
+    """Load a file of `forerun heads train`, a folder or hub id of EAGLE-3 heads or of a small model, or an
+    offered kind such as `exit:K`. Raises `UserError` if there is none, or if it does not fit the target."""
+    kind = drafter_kind(source)
+    if kind is None:
         if Path(source).expanduser().is_file():
             kind = "heads"
         elif "draft_vocab_size" in (settings := read_settings(source)):  # heads with an output of their own

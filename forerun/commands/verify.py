@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloud_verifier.model_source import EXIT, MTP, folder_of
+from cloud_verifier.model_source import drafter_kind, folder_of
 from cloud_verifier.progress import LoggedProgress, no_progress
 from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.command_line import add_flags, flags_from
@@ -133,10 +133,9 @@ def check_models(target: TargetSection) -> None:
     """Check that the target and its drafter are there, or may be on the hub. Raise `UserError`."""
     if not target.is_gguf:
         folder_of(target.path)
-    drafter = target.drafter or MTP
-    is_part = drafter == MTP or drafter.partition(":")[0] == EXIT
-    if not is_part and not Path(drafter).expanduser().is_file():  # the file of `forerun heads train`
-        folder_of(drafter)
+    drafter = target.drafter
+    if drafter and drafter_kind(drafter) is None and not Path(drafter).expanduser().is_file():
+        folder_of(drafter)  # no file of `forerun heads train`
 
 
 def logged(config: VerifierConfig) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
-from cloud_verifier.model_source import EXIT
 from common.errors import UserError
 from common.vocabulary import Vocabulary, explain_mismatch
 from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
@@ -54,7 +53,7 @@ def first_layers(source: str, target: TargetModel, _vocabulary: Vocabulary) -> E
     """Return the first K layers of the target for `exit:K`. Raises `UserError` if it has fewer."""
     number = source.partition(":")[2]
     if not number.isdecimal():
-        raise UserError(f"--drafter is {source!r}; it must be {EXIT}:K with a number of layers K")
+        raise UserError(f"--drafter is {source!r}; it must be exit:K with a number of layers K")
     return EarlyExit(target, int(number))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_verifier.model_source import folder_of
+from cloud_verifier.model_source import drafter_kind, folder_of
 from common.errors import UserError
 
 HUB_IDS = ["gpt2", "org/model", "Org-1/Model_2.5-7B", "org/model-Q4"]
@@ -46,6 +46,21 @@ def test_a_folder_needs_a_models_configuration(tmp_path: Path) -> None:
 def test_a_remote_name_without_a_file_is_told_the_form(source: str) -> None:
     with pytest.raises(UserError, match="organisation/repository"):
         folder_of(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "kind"),
+    [("mtp", "mtp"), ("exit:8", "exit"), ("exit:", "exit"), ("gpt2", None), ("nothing:8", None), ("", None)],
+)
+def test_a_drafter_is_of_the_offered_kind_that_it_names(source: str, kind: str | None) -> None:
+    assert drafter_kind(source) == kind
+
+
+def test_an_existing_path_is_no_kind_of_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mtp").mkdir()
+    Path("exit:8").touch()
+    assert (drafter_kind("mtp"), drafter_kind("exit:8")) == (None, None)
 
 
 WITHOUT = """
