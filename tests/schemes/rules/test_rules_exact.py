@@ -7,9 +7,11 @@ scenario is run down every branch of chance, and what it leaves is compared with
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cloud_verifier.core.limits import SchedulerConfig
 from common.acceptance import TOTAL, AcceptanceRule
@@ -17,7 +19,6 @@ from common.chances import SeededChances
 from tests.schemes.rules.honest import (
     PLAIN,
     HonestEdge,
-    Law,
     Scenario,
     Spec,
     next_draft,
@@ -250,13 +251,17 @@ def test_the_law_is_the_targets_for_models_of_every_kind(kind: str, rule: Accept
 # The theory of rejections (Yin et al. 2024, arXiv 2411.00841) -----------------------------------------------
 
 
-def mean_rejections(spec: Spec) -> float:
-    """Rejections in a whole text of which every token is drafted, on average over all chances."""
+def mean_rejections(spec: Spec, batch: int = 1) -> float:
+    """Rejections in a whole text of which every token is drafted, on average over all chances. A round
+    drafts `batch` chains to the text's end, which differ in their first tokens."""
 
     def program(branch: Branch) -> int:
         bench, length = HonestEdge(spec, branch), spec.sampling.max_tokens
         while len(bench.text) < length:
-            bench.send(bench.chain(length - len(bench.text)))
+            nodes = bench.grow(bench.tree.tip, batch)
+            for node in nodes:  # longer by what is grown below the last
+                nodes += bench.grow(node)
+            bench.send(nodes)
             bench.step()
             bench.hear()
         return bench.num_server_made
@@ -264,28 +269,104 @@ def mean_rejections(spec: Spec) -> float:
     return sum(chance * count for count, chance in law_of(program).items())
 
 
-def sum_of_total_variations(spec: Spec) -> float:
-    """The sum of E[TV(p_n, q_n)] over the positions n of the target's texts."""
-    begun: Law = {(): 1.0}
-    total = 0.0
-    for _ in range(spec.sampling.max_tokens):
-        longer: Law = {}
-        for text, chance in begun.items():
-            p, draft = next_law(spec.salt, spec.sampling, text), next_draft(spec.draft_salt, spec.kept, text)
-            q = np.zeros_like(p)
-            q[list(draft.tokens)] = np.array(draft.counts) / TOTAL
-            total += chance * float(np.maximum(p - q, 0.0).sum())
-            longer |= {(*text, token): chance * share for token, share in enumerate(p.tolist()) if share > 0}
-        begun = longer
+Shares = NDArray[np.float64]  # [VOCAB]
+
+
+def without_repeats(draft: Shares, drawn: int) -> Shares:
+    """The law of the next sibling: one that was not drawn before."""
+    rest = draft.copy()
+    rest[drawn] = 0.0
+    return rest / max(float(rest.sum()), EXACT)
+
+
+def independent(draft: Shares, drawn: int) -> Shares:
+    """The law of the next sibling: the same."""
+    return draft
+
+
+def all_refused(
+    target: Shares, draft: Shares, batch: int, after: Callable[[Shares, int], Shares] = without_repeats
+) -> Shares:
+    """The chances [VOCAB] that all of `batch` siblings are refused and the target then writes each token."""
+    left = np.maximum(target - draft, 0.0)  # what the first leaves, where it is refused
+    refused = float(left.sum())
+    if batch == 1 or refused < EXACT:
+        return left
+    total = np.zeros_like(left)
+    for drawn, share in enumerate(np.maximum(draft - target, 0.0).tolist()):  # refused, with this chance
+        if share > 0.0:
+            total += share * all_refused(left / refused, after(draft, drawn), batch - 1, after)
     return total
+
+
+def laws_at(spec: Spec, text: tuple[int, ...]) -> tuple[Shares, Shares]:
+    """The target's and the draft's law [VOCAB] after a text."""
+    target, draft = next_law(spec.salt, spec.sampling, text), next_draft(spec.draft_salt, spec.kept, text)
+    shares = np.zeros_like(target)
+    shares[list(draft.tokens)] = np.array(draft.counts) / TOTAL
+    return target, shares
+
+
+def expected_rejections(
+    spec: Spec, batch: int, after: Callable[[Shares, int], Shares] = without_repeats
+) -> tuple[float, float]:
+    """The two sums of the theorem: of the laws' distances, and of what a batch improves."""
+    begun: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 1.0)}  # p(x) and f(x) of the theorem
+    distances = improvement = 0.0
+    for _ in range(spec.sampling.max_tokens):
+        longer = dict[tuple[int, ...], tuple[float, float]]()
+        for text, (chance, fresh) in begun.items():
+            target, draft = laws_at(spec, text)
+            alone = np.maximum(target - draft, 0.0)
+            together = all_refused(target, draft, batch, after)
+            distances += chance * float(alone.sum())
+            improvement += fresh * float(alone.sum() - together.sum())
+            refused = fresh * together + (chance - fresh) * alone
+            longer |= {
+                (*text, token): (chance * float(target[token]), float(refused[token]))
+                for token in np.flatnonzero(target).tolist()
+            }
+        begun = longer
+    return distances, improvement
 
 
 @pytest.mark.parametrize("kind", ["plain", "the draft has two tokens", "the target has few tokens"])
 def test_a_text_has_as_many_rejections_as_the_laws_differ(kind: str) -> None:
+    """Theorem 1: E[rejections] is the sum over n of E[TV(p_n, q_n)], over the texts of p."""
     spec = of(REJECTION, Spec(), **KINDS.get(kind, {}))
-    expected = sum_of_total_variations(spec)
+    expected, _ = expected_rejections(spec, 1)
     assert mean_rejections(spec) == pytest.approx(expected, abs=EXACT)
     assert mean_rejections(of(BLOCK, spec)) <= expected + EXACT, "a block is more than its tokens"
+
+
+SHORT = dataclasses.replace(PLAIN, max_tokens=2)
+BATCHES: dict[str, tuple[int, dict[str, object]]] = {
+    "two of two tokens": (2, {"kept": 2}),
+    "two of three tokens": (2, {"sampling": SHORT}),
+    "three of three tokens": (3, {"sampling": SHORT}),
+    "two of another draft": (2, {"sampling": SHORT, "salt": 2, "draft_salt": 97}),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_batch_saves_rejections_where_a_draft_begins_and_nowhere_else(name: str) -> None:
+    """The theorem of batches. M chains are drafted at once. The first tokens are judged one after the other,
+    p^1 = p, p^(m+1) = norm([p^m - q]+), and an accepted one's chain goes on alone. With f(x), the chance that
+    the text begins with x and that x ends with a rejection (or is empty),
+
+        E[rejections] = sum_n E_p[TV(p, q)] - sum_n sum_x f(x) (TV(p, q) - prod_m TV(p^m, q))
+
+    The paper's first tokens are independent. Ours differ, so the product becomes its mean over the draws of
+    q without those before. No number of chains improves more than f lets it: sum_n sum_x f(x) TV(p, q).
+    """
+    batch, kind = BATCHES[name]
+    spec = of(SPECINFER, Spec(), **kind)
+    distances, improvement = expected_rejections(spec, batch)
+    _, of_independent = expected_rejections(spec, batch, independent)
+    mean = mean_rejections(spec, batch)
+    assert mean == pytest.approx(distances - improvement, abs=EXACT)
+    assert distances - improvement < distances - of_independent < distances
+    assert mean > BIASED, "the chains' later tokens are still rejected"
 
 
 # Why the conditions of docs/schemes.md are conditions ----------------------------------------------------
