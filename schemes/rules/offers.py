@@ -2,14 +2,19 @@
 
 The decision to consider a child must not depend on the child's token. So a rule considers all children that
 have arrived when the step is planned, also children that the step does not evaluate, because evaluation
-depends on how likely a child is. Children that arrive later, the verifier's own guesses and children without
-a distribution are matched by equality alone.
+depends on how likely a child is. Children that arrive later, and under a drawn rule children without a
+distribution and the verifier's own guesses, are matched by equality alone.
+
+A rule that draws nothing keeps no law, so it also considers the verifier's own guesses: with heads beside the
+target, `typical` is Medusa (Cai et al. 2024) and `topk-gap` is the relaxed form of blockwise parallel
+decoding (Stern et al. 2018). Only evaluated guesses count. They are chosen by their chances, and so by their
+tokens: under a lossy rule the text leans towards what the guesses prefer, and depends on what other sessions
+leave room for. A guess that is not evaluated would take the target's place and save no step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Sequence, Set
 
 from cloud_verifier.core.arrivals import NoOffers
 from cloud_verifier.core.engine_protocol import Ask, Judge, Offer
@@ -27,6 +32,9 @@ class Offers(NoOffers):
         self._acceptance = acceptance
         self._judge = judge if acceptance.rule is AcceptanceRule.JUDGE else None
         self._drawn, self._replaces = acceptance.rule.drawn, acceptance.rule.replaces
+        self._takes_guesses = (
+            not acceptance.rule.lossless and acceptance.rule is not AcceptanceRule.REFLECTIVE
+        )
         self._drafts: dict[int, Draft | None] = {}  # by the parent's node id; None: no child of it counts
         self._draws: dict[int, list[int]] = {}  # tokens by the parent's node id, in the order of arrival
 
@@ -64,12 +72,16 @@ class Offers(NoOffers):
         self._drafts = {parent: draft for parent, draft in self._drafts.items() if parent in tree.live}
         self._draws = {parent: draws for parent, draws in self._draws.items() if parent in tree.live}
         self.num_repeats = sum(len(draws) - len(set(draws)) for draws in self._draws.values())
-        return Ask(self._acceptance, tuple(self._offer(tree, node) for node in nodes), self._judge)
+        guesses = {node.id for node in nodes if not node.wire_id} if self._takes_guesses else set[int]()
+        return Ask(self._acceptance, tuple(self._offer(tree, node, guesses) for node in nodes), self._judge)
 
-    def _offer(self, tree: SpeculationTree, node: Node) -> Offer:
+    def _offer(self, tree: SpeculationTree, node: Node, guesses: Set[int]) -> Offer:
+        """Return the children that the rule considers: sent ones by age, then `guesses`, the likeliest
+        first."""
         if self._drawn:
             draft = self._drafts.get(node.id)
             return Offer() if draft is None else Offer(tuple(self._draws[node.id]), draft)
         children = [tree.live[child] for child in node.children.values()]
-        sent = sorted((child for child in children if child.wire_id), key=attrgetter("wire_id"))
-        return Offer(tuple(child.token for child in sent))
+        considered = [child for child in children if child.wire_id or child.id in guesses]
+        considered.sort(key=lambda child: (not child.wire_id, child.wire_id, -child.logprob))
+        return Offer(tuple(child.token for child in considered))

@@ -83,6 +83,37 @@ def test_a_rule_that_draws_nothing_is_offered_all_children() -> None:
     assert offers(session)[0] == Offer((7, 2, 5))
 
 
+@pytest.mark.parametrize(
+    ("rule", "tokens"),
+    [
+        (AcceptanceRule.TYPICAL, (7, 5, 8, 3)),
+        (AcceptanceRule.TOPK_GAP, (7, 5, 8, 3)),
+        (AcceptanceRule.BILD, (7, 5, 8, 3)),
+        (AcceptanceRule.REFLECTIVE, (7, 5)),  # it looks again at what was sent
+    ],
+    ids=lambda value: value.title if isinstance(value, AcceptanceRule) else "",
+)
+def test_evaluated_guesses_follow_what_was_sent_the_likeliest_first(
+    rule: AcceptanceRule, tokens: tuple[int, ...]
+) -> None:
+    session = make(opening(Acceptance(rule)))
+    for token, logprob in ((3, -2.0), (5, -1.5), (8, -1.0), (9, -5.0)):
+        session.tree.grow(session.tree.tip, token, logprob)
+    session.receive(siblings(7, 5), 0.0)  # the edge proposes one of the guesses, too
+    session, memory = leased(session)
+    nodes = [node for node in session.step_nodes() if node.token != 9]  # which the step has no room for
+    item = session.plan(session.num_prefill, [session.tree.tip, *nodes], memory)
+    assert item.ask is not None
+    assert item.ask.offers[0] == Offer(tokens)
+
+
+def test_a_drawn_rule_considers_no_guess() -> None:
+    session = make()
+    session.tree.grow(session.tree.tip, 3, -0.1)
+    session.receive(siblings(7, 2, draft=HALVES), 0.0)
+    assert offers(session)[0] == Offer((7, 2), HALVES)
+
+
 @pytest.mark.parametrize("rule", [AcceptanceRule.REFLECTIVE, AcceptanceRule.TYPICAL])
 def test_a_second_look_comes_with_the_text_before_the_tip(rule: AcceptanceRule) -> None:
     bench = Bench(rules=(AcceptanceRule.COUPLED, rule))
