@@ -53,8 +53,9 @@ class Growth:
         chances = chances or SeededChances(config.sampling.seed)
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
         self.rule = edge_rule(facts, is_coupled=not config.draws)
-        guesses = self.rule.takes_guesses and policy.fill and policy.name != "off"  # sync, off: as published
-        self._sources = [*sources, *(_sources_of(config, shared) if guesses else ())]
+        as_published = policy.name == "off" or not policy.fill  # with sources of their own, if any
+        usual = getattr(policy, "sources", ()) if as_published else _sources_of(config, shared)
+        self._sources = [*sources, *(usual if self.rule.takes_guesses else ())]
 
     @property
     def has_texts(self) -> bool:

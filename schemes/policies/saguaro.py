@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from common.errors import UserError
 from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
-from common.tree import Node
+from common.prompt_lookup import LEAST, PromptLookup
+from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import GrowthView, Offered, can_expand
+from edge_client.core.proposal_source import ProposalSource
 from schemes.policies.rounds import MAX_BLOCK, likeliest_first, main_line, tokens_per_round
 
 MAX_ENDS = 24
@@ -44,14 +47,18 @@ class SaguaroPolicy:
     name = "saguaro"
     fill = False
 
-    def __init__(self, block: int = 0, fan_out: int = 0, budget: int = 0, exponent: float = 1.0) -> None:
+    def __init__(
+        self, block: int = 0, fan_out: int = 0, budget: int = 0, exponent: float = 1.0, backup: int = 0
+    ) -> None:
         """Set what is fixed; 0 leaves it to the rules.
 
         `block`: tokens of a block; else those with the least expected time per token. `fan_out`: guesses at
         every place, the authors' default; else geometric. `budget`: ends foreseen in all; else as many as a
-        verdict leaves time for. `exponent`: r of `fan_outs`.
+        verdict leaves time for. `exponent`: r of `fan_outs`. `backup`: most tokens copied after an unforeseen
+        verdict, where that promises more than a new draft; 0 always drafts.
         """
-        for name, value in (("block", block), ("fan_out", fan_out), ("budget", budget)):
+        counts = (("block", block), ("fan_out", fan_out), ("budget", budget), ("backup", backup))
+        for name, value in counts:
             if not 0 <= value <= MAX_NODES:
                 raise UserError(f"{name} is {value}; it must lie in [0, {MAX_NODES}]")
         if fan_out and budget:
@@ -63,6 +70,8 @@ class SaguaroPolicy:
         self._misses = RatioEstimator(FIRST_MISSES)  # of verdicts, as if with one guess at each place
         self._block = self._ends = 1  # tokens of the next blocks, and the ends foreseen
         self._awaits = False  # a verdict
+        self.view: GrowthView | None = None  # of the session, once it has begun
+        self.sources = (Backup(self, backup),) if backup else ()
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         place, block = min(self._place(view, node), self._block), self._block
@@ -84,7 +93,8 @@ class SaguaroPolicy:
     def send(self, view: GrowthView) -> Sequence[Node]:
         self._note_verdict(view)
         block = list(main_line(view, view.tree.tip))[1:]
-        if view.num_sent or len(block) < self._depth(view):
+        is_copied = bool(block) and not view.tree.tip.evaluated
+        if view.num_sent or (len(block) < self._depth(view) and not is_copied):
             return ()
         sent, self._awaits = block[: self._depth(view)], True
         self._plan(view)  # for what is drafted in the meantime
@@ -116,8 +126,19 @@ class SaguaroPolicy:
         away = verdict_time(view, block)
         return 1 + bisect_right(range(2, MAX_ENDS + 1), away, key=lambda ends: cache_time(view, block, ends))
 
+    def gains_by_copying(self, view: GrowthView, copied: float) -> bool:
+        """Return whether `copied` tokens that hold, on average, are more a second than a block drafted anew.
+
+        It is the paper's choice of the backup by batch size: a new block delays one text here and the whole
+        batch there, so it pays while it takes little of a round.
+        """
+        away, block = verdict_time(view, self._block), self._block
+        anew = tokens_per_round(block, min(1.0, view.acceptance.ratio))
+        return (1.0 + copied) * (away + block * view.pace.rows.predict(1)) > anew * away
+
     def _plan(self, view: GrowthView) -> None:
         """Choose block and ends of the next round."""
+        self.view = view
         self._block = self.best_block(view)
         self._ends = self.ends(view, self._block)
 
@@ -126,7 +147,7 @@ class SaguaroPolicy:
         if self._awaits and not view.num_sent:
             self._awaits = False
             guesses = self._ends / (self._block + 1)
-            self._misses.add(float(not view.tree.tip.children) * math.pow(guesses, self._exponent), 1.0)
+            self._misses.add(float(not view.tree.tip.evaluated) * math.pow(guesses, self._exponent), 1.0)
 
     def _cache_leaves(self, view: GrowthView) -> Iterator[Node]:
         """Yield the block's last node, then the end of every foreseen block that is not complete."""
@@ -154,6 +175,38 @@ class SaguaroPolicy:
     def _depth(self, view: GrowthView) -> int:
         room = view.last_position - view.tree.tip_position
         return max(1, min(self._block, room, view.credit))
+
+
+class Backup(ProposalSource):
+    """Copies what follows an unforeseen verdict from the text so far: the paper's fast backup speculator."""
+
+    def __init__(self, policy: SaguaroPolicy, most: int) -> None:
+        """Args: most, tokens at a time."""
+        self._policy, self._most = policy, most
+        self._lookup: PromptLookup | None = None
+
+    def grow(
+        self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
+    ) -> None:
+        """Grow one chain below the tip if nothing was foreseen there and a new draft would take too long."""
+        self._lookup = self._lookup or PromptLookup(tree.committed)
+        view, most = self._policy.view, min(self._most, room, last - tree.tip_position)
+        if view is None or view.num_sent or tree.tip.evaluated or tree.tip.children or most < 1:
+            return
+        line, end = list[tuple[int, float]](), -1
+        for place, guess in enumerate(self._lookup.guess(most)):  # parents first, the likeliest first
+            if guess.parent == end:
+                line.append((guess.token, guess.logprob))
+                end = place
+        chances = accumulate(logprob for _, logprob in line)
+        if line and self._policy.gains_by_copying(view, sum(map(math.exp, chances))):
+            node = tree.tip
+            for token, logprob in line:
+                node = tree.grow(node, token, logprob)
+
+    def learn(self, node: int, token: int) -> None:
+        if self._lookup is not None:
+            self._lookup.append(token)
 
 
 def verdict_time(view: GrowthView, block: int) -> float:

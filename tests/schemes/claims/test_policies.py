@@ -17,8 +17,8 @@ from edge_client.core.policies import (
     TokenCandidate,
     make_policy,
     offered,
-    policy_named,
 )
+from edge_client.core.proposal_source import ProposalSource
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
 from schemes.policies.pacer import PacerPolicy
@@ -26,9 +26,10 @@ from schemes.policies.parked import ParkedPolicy
 from schemes.policies.picospec import PicoSpecPolicy
 from schemes.policies.rounds import MAX_BLOCK
 from schemes.policies.saguaro import SaguaroPolicy, fan_outs
-from simulator.drafts import BetaDraft
+from simulator.drafts import BetaDraft, recorded_draft
 from simulator.figures import SessionResult
 from simulator.link_spec import LinkSpec, Outage
+from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import policy_maker
 from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
@@ -67,6 +68,7 @@ class WatchedPolicy:
         self, policy: GrowthPolicy, see: Callable[[str, GrowthView, Sequence[Node]], object]
     ) -> None:
         self.name, self.fill = policy.name, policy.fill
+        self.sources: Sequence[ProposalSource] = getattr(policy, "sources", ())
         self._policy, self._see = policy, see
 
     def branch(
@@ -85,7 +87,7 @@ class WatchedPolicy:
         return nodes
 
 
-@pytest.mark.parametrize("scheme", offered())
+@pytest.mark.parametrize("scheme", [*offered(), "saguaro:backup=8"])
 @pytest.mark.parametrize(
     "world",
     [
@@ -107,7 +109,7 @@ def test_the_text_is_the_targets_in_any_world(scheme: str, world: World) -> None
     assert [len(result.tokens) for result in results] == [world.tokens] * 2
 
 
-@pytest.mark.parametrize("scheme", offered())
+@pytest.mark.parametrize("scheme", [*offered(), "saguaro:backup=8"])
 def test_a_policy_keeps_its_contract(scheme: str) -> None:
     """Parents first, within the credit, nothing twice."""
 
@@ -122,7 +124,7 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
             parent = view.tree.live[node.parent or 0]
             assert parent is view.tree.tip or parent.wire_id or parent.id in ids[:place]
 
-    run(replace(SHORT, tokens=120), lambda: WatchedPolicy(policy_named(scheme)(), see))
+    run(replace(SHORT, tokens=120), lambda: WatchedPolicy(make_policy(scheme), see))
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,7 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
         "saguaro:exponent=1e308",
         "saguaro:block=1000000000",
         "saguaro:fan_out=3,budget=24",
+        "saguaro:backup=-1",
         "pearl:chunk=-1",
         "specedge:depth=0",
         "specedge:depth=9,beam=1000",
@@ -234,3 +237,48 @@ def test_parked_branches_save_round_trips() -> None:
     world = World(tokens=300, draft=BetaDraft(mean=0.7), link=LinkSpec(rtt=0.2))
     with_branches, without = run(world, ParkedPolicy), run(world, lambda: ParkedPolicy(fan_out=0))
     assert with_branches.arrivals[-1] < 0.9 * without.arrivals[-1]
+
+
+def circling(right: float) -> World:
+    """A text that goes in circles of seven tokens, and a draft of 40 ms a token that is mostly `right`."""
+    tokens = tuple(50 + place % 7 for place in range(200))
+    best = [place % 100 < 100 * right for place in range(200)]
+    candidates = tuple((token, 9) if is_best else (9, 8) for token, is_best in zip(tokens, best, strict=True))
+    ranks = tuple(1 if is_best else None for is_best in best)
+    text = RecordedText(10, tokens, candidates, ((2.0, 0.0),) * 200, ranks)
+    draft = recorded_draft("circles", Recording(RecordingHeader("target", "draft", 0.0, 1), (text,)))
+    return World(LinkSpec(rtt=0.06), DeviceSpec(0.04, recall=True), draft=draft, tokens=200, prompt_tokens=10)
+
+
+def test_a_backup_copies_at_once_what_follows_a_verdict_that_was_not_foreseen() -> None:
+    copied = list[tuple[int, ...]]()
+
+    def see(what: str, view: GrowthView, nodes: Sequence[Node]) -> None:
+        if what == "send" and nodes and not view.tree.tip.evaluated:
+            assert view.now == view.news_at, "no draft step came between the verdict and the block"
+            assert [node.position for node in nodes] == [
+                nodes[0].position + place for place in range(len(nodes))
+            ]
+            copied.append(tuple(node.token for node in nodes))
+
+    def helped(world: World, backup: int) -> SessionResult:
+        return run(world, lambda: WatchedPolicy(SaguaroPolicy(block=4, fan_out=1, backup=backup), see))
+
+    alone = helped(circling(0.3), 0)
+    assert not copied
+    result = helped(circling(0.3), 4)
+    assert max(map(len, copied)) == 4
+    assert all(
+        later == earlier + 1 or later == earlier - 6 for line in copied for earlier, later in pairwise(line)
+    )
+    assert pace(result) < 0.7 * pace(alone)
+
+
+def test_a_backup_drafts_anew_where_that_promises_more() -> None:
+    policy, view = SaguaroPolicy(block=5, backup=8), view_at(0.06, 0.8)
+    policy.expand(view)
+    view.pace.rows.measured({1: 0.040})
+    assert policy.gains_by_copying(view, 1.0)
+    view.pace.rows.measured({1: 0.001})
+    assert not policy.gains_by_copying(view, 1.0)
+    assert policy.gains_by_copying(view, 4.0)
