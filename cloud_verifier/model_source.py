@@ -10,8 +10,9 @@ from common.errors import UserError
 from common.llama.files import is_remote
 from common.offers import offered
 
-DRAFTERS = "forerun.drafters"
-"""Entry points of what `--drafter` names, by kind: heads, whole models, sources without a file."""
+DRAFTERS, SOURCES = "forerun.drafters", "forerun.verifier_sources"
+"""Entry points of what `--drafter` names, by kind: what runs beside a target on torch, and sources without a
+model."""
 
 CONFIG = "config.json"
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -23,10 +24,12 @@ WHAT_TO_GIVE = (
 )
 
 
-def drafter_kind(source: str) -> str | None:
-    """Return the offered kind of a drafter `KIND` or `KIND:ARGUMENTS`; None for a path or a hub id."""
+def drafter_kind(source: str, *groups: str) -> str | None:
+    """Return the kind of a drafter `KIND` or `KIND:ARGUMENTS` that `groups` offer (default: either); None for
+    another, a path or a hub id."""
     kind = source.partition(":")[0]
-    return kind if kind in offered(DRAFTERS) and not Path(source).expanduser().exists() else None
+    is_offered = any(kind in offered(group) for group in groups or (DRAFTERS, SOURCES))
+    return kind if is_offered and not Path(source).expanduser().exists() else None
 
 
 def folder_of(source: str) -> Path | None:

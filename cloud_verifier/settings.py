@@ -16,11 +16,13 @@ from typing import Any
 from cloud_verifier.core.engine_protocol import Judge
 from cloud_verifier.core.limits import CUDA_CHUNK, SchedulerConfig
 from cloud_verifier.core.rules import rule_of
+from cloud_verifier.model_source import SOURCES, drafter_kind
 from common.acceptance import LOSSLESS, AcceptanceRule, rule_named
 from common.config.live_files import read_bytes
 from common.config.setting import LOG_FORMATS, LOG_LEVELS, Schema, check_section, setting
 from common.errors import UserError
 from common.llama.files import is_gguf
+from common.offers import offer
 from common.privacy import LEVELS, Privacy
 from common.wire.bounds import model_name
 from common.wire.grpc_options import host_and_port
@@ -125,9 +127,9 @@ class TargetSection:
     drafter: str | None = setting(
         None,
         "the verifier's own drafter: heads of `forerun heads train`, EAGLE-3 heads, a small model of the "
-        "target's vocabulary, mtp, the prediction module of the target's checkpoint, or exit:K, the "
-        "target's first K layers",
-        form="a file, a folder, a hub id, mtp or exit:K",
+        "target's vocabulary, mtp, the prediction module of the target's checkpoint, exit:K, the target's "
+        "first K layers, jacobi:N or lookahead:W,N,G, its own choices at idle rows",
+        form="a file, a folder, a hub id, or one of these words",
         is_common=True,
         excludes={"tensor_parallel": "a drafter needs the whole target"},
     )
@@ -178,11 +180,18 @@ class TargetSection:
         """Raise `UserError` for a setting of the engine that does not run this target."""
         others = TORCH_ONLY if self.is_gguf else LLAMA_ONLY
         usual = {each.name: each.default for each in fields(self)}
+        if self.engine_drafter is None:
+            usual["drafter"] = self.drafter  # it needs no model, so both engines have a use for it
         for name in others:
             if getattr(self, name) != usual[name]:
                 flag = SCHEMA.by_name[f"target.{name}"].flag or name
                 kind = "a GGUF file, which llama.cpp runs" if self.is_gguf else "no GGUF file"
                 raise UserError(f"{flag} has no use here: the target is {kind}; leave {flag} out")
+
+    @property
+    def engine_drafter(self) -> str | None:
+        """The drafter, if it runs beside the target; None for a source that needs no model."""
+        return None if drafter_kind(self.drafter or "", SOURCES) else self.drafter
 
     @property
     def is_gguf(self) -> bool:
@@ -417,7 +426,13 @@ class VerifierConfig:
                 "--judge reads hidden states, which only a target in Hugging Face format gives, without "
                 "--deterministic and --tensor-parallel; leave these out, or train with --law-only"
             )
-        return replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
+        limits = replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
+        if kind := drafter_kind(target.drafter or "", SOURCES):
+            missing = UserError(f"no installed package offers the drafter {kind}")
+            window = offer(SOURCES, kind, missing)(target.drafter)
+            most = max(limits.max_nodes_per_session, window.num_rows + 1)
+            limits = replace(limits, sources=(window.source,), max_nodes_per_session=most)
+        return limits
 
 
 SCHEMA = Schema(VerifierConfig, "FORERUN_VERIFY_", is_flat=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cloud_verifier.core.engine_protocol import Judge
+from cloud_verifier.core.sources import VerifierSource
 from common.acceptance import LOSSLESS, AcceptanceRule
 from common.config.setting import check_section, setting
 from common.errors import UserError
@@ -73,6 +75,7 @@ class SchedulerConfig:
         LOSSLESS  # rules that a session may ask for; lossy rules must be allowed explicitly
     )
     judge: Judge | None = None  # what the rule `judge` decides by
+    sources: tuple[Callable[[Sequence[int]], VerifierSource], ...] = ()  # of proposals, by a session's prompt
 
     @property
     def chunk(self) -> int:

@@ -37,7 +37,7 @@ class StepPlanner:
         if not draft.members:
             return draft
         config, num_read = self._config, sum(draft.chunks.values())
-        for session in draft.decoding if config.recall else ():  # guesses that are copied from earlier texts
+        for session in draft.decoding:
             session.guess(config.max_nodes_per_session - 1)
         # Each tip, and the nodes below it that are worth their rows.
         most = config.max_nodes_per_session

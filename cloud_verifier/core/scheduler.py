@@ -196,7 +196,7 @@ class VerifyScheduler:
         if self._wait_until(ready, now) is not None:
             return None
         decoding = [session for session in ready if not session.num_prefill]
-        for session in decoding if self.config.recall else ():
+        for session in decoding:
             session.guess(self.config.max_nodes_per_session - 1)
         return self.drafter.plan(ready, self.budget.bare(decoding), now)
 
@@ -465,9 +465,13 @@ class VerifyScheduler:
 
     def _sources(self, request: Open, tenant: str) -> list[VerifierSource]:
         """Return the verifier's own sources of proposals for a session, besides the engine's drafter."""
-        if not (self.config.recall and request.fill):
+        if not request.fill:
             return []
-        return [RecalledText(PromptLookup(request.prompt, self.tenants.texts.of(tenant)), request.committed)]
+        sources = [source(request.prompt) for source in self.config.sources]
+        if self.config.recall:
+            lookup = PromptLookup(request.prompt, self.tenants.texts.of(tenant))
+            sources.append(RecalledText(lookup, request.committed))
+        return sources
 
     # The step ---------------------------------------------------------------------------------------------
 

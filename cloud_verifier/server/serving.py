@@ -150,7 +150,7 @@ def load(
         attention=target.attention,
         max_rows=limits.max_rows,
         prefill_chunk=scheduler.chunk,
-        drafter=target.drafter,
+        drafter=target.engine_drafter,
         progress=progress,
     )
     judge = scheduler.judge
