@@ -386,11 +386,11 @@ class VerifyScheduler:
 
     @property
     def turn(self) -> float | None:
-        """Seconds that a session waits for its next tokens, on average lately: queue and step. Without
-        sessions, those of a bare step; None before the first step."""
-        if not self.cost.num_samples:
-            return None
-        return self.ledger.turn.smoothed if self.sessions else self.cost.predict(1, 0)
+        """Seconds that one session more would wait for its tokens, as of late; None before the first step."""
+        if (step := self.ledger.last_step) is None or not self.sessions:
+            return self.cost.predict(1, 0) if self.cost.num_samples else None
+        rows = 1.0 + step.num_drafts / max(1, step.num_tips)  # of each session
+        return self.ledger.turn.smoothed + self.cost.more(rows, 0.0)
 
     def why_not_ready(self) -> str:
         """Return why no new session should come, as a sentence; empty if the verifier is ready. A verifier

@@ -27,7 +27,7 @@ class VerifierLoad:
     num_sessions: int
     max_sessions: int  # 0: not told
     draining: bool = False  # no new session is admitted
-    turn_us: int = 0  # a session's wait for its next tokens, queue and step, on average; 0: not told
+    turn_us: int = 0  # one session more would wait so long for its next tokens, queue and step; 0: not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class VerifierCandidate:
     ready: bool = True  # it answers, is not draining, and has room
     fits: bool | None = None  # its token table and its protocol are ours; None: not known yet
     rtt: float | None = None  # seconds; None: not measured
-    turn: float | None = None  # seconds that a session waits for its next tokens there; None: not told
+    turn: float | None = None  # seconds that one session more would wait for its tokens there; None: not told
 
 
 def target_name(model: str) -> str:

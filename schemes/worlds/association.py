@@ -1,10 +1,10 @@
 """Associates devices with verifiers: which of several serves each session.
 
 `pace` is the product's choice (`edge_client.core.verifier_choice`), for one device after the other, each of
-which knows the turns that the sessions before it have caused. `matching` solves the association problem of
-UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full knowledge of all devices. Their
-bandwidths and computing shares, which they learn by reinforcement, are not allotted here: a verifier serves
-its sessions in common steps.
+which knows the turns that it would cause beside the sessions before it. `matching` solves the association
+problem of UARA (Koh & Yang, arXiv 2511.01695) by two phases of matching, with full knowledge of all devices.
+Their bandwidths and computing shares, which they learn by reinforcement, are not allotted here: a verifier
+serves its sessions in common steps.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class _Crowd:
         self._times: dict[tuple[int, int, int], float] = {}
 
     def by_pace(self) -> list[int]:
-        """Choose for each device as the product does; the turns are those of the sessions already there."""
+        """Choose for each device as the product does; the turns are those with one session more."""
         counts, served = [0 for _ in self._verifiers], list[int]()
         for device, rtts in enumerate(self._rtts):
             candidates = [
-                VerifierCandidate(str(place), rtt=rtt, turn=self._turns[place][counts[place]])
+                VerifierCandidate(str(place), rtt=rtt, turn=self._turns[place][counts[place] + 1])
                 for place, rtt in enumerate(rtts)
             ]
             chosen = choose(str(device), candidates, (), self._skill)

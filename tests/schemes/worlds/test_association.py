@@ -58,6 +58,13 @@ def test_paces_spread_the_devices_that_the_nearest_would_have_to_serve_alone() -
     assert found[0] > found[2]
 
 
+def test_a_device_goes_where_one_session_more_is_fast() -> None:
+    """UARA: an empty verifier whose rows are dear is no better for the first session than a wide one."""
+    narrow = VerifierSite(VerifierSpec(0.03, 0.03), LinkSpec(rtt=0.01))
+    wide = VerifierSite(VerifierSpec(0.04, 0.0001), LinkSpec(rtt=0.01))
+    assert set(associated(replace(CROWD, sites=(narrow, wide), association=PACE))) == {1}
+
+
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_no_device_and_verifier_would_both_leave_their_match(seed: int) -> None:
     """Gale & Shapley 1962: a verifier that a device likes better is full of devices that it likes better."""
