@@ -877,6 +877,22 @@ def test_the_draft_evaluates_what_a_guess_hangs_below() -> None:
     assert [parent for parent, _, _ in rows] == [None, session.tree.tip.id, *guessed[:-1]]
 
 
+def test_near_the_tip_the_draft_says_the_tokens_and_behind_its_path_the_copied_text() -> None:
+    """The horizontal cascade of CS Drafting (arXiv 2312.11462), with a statistical model for the tail: the
+    position of a node decides which drafter says it. Then the draft evaluates the tail as one batch."""
+    config = SessionConfig((*COPIED[:6], 9), SamplingParams(max_tokens=20), b"print", recall=True)
+    session = EdgeSession(config, ChainPolicy(cut=1e-6, max_depth=40))
+    session.start(0.0)
+    assert session.tree.num_speculative == 0, "nothing followed a 9"
+    effects = session.effects()
+    for token in (11, 12, 13):
+        assert [node.token for node in session.tree.speculative()] == list(range(11, token))
+        effects = draft(session, (token,), 0.1)
+    assert [node.token for node in session.tree.speculative()] == list(config.prompt)
+    (expand,) = (effect for effect in effects if isinstance(effect, Expand))
+    assert [row.token for row in expand.rows] == list(config.prompt[2:])
+
+
 def test_what_the_draft_thinks_of_a_guess_may_raise_its_promise() -> None:
     session = guessing(TreePolicy())
     guess = next(session.tree.speculative())
