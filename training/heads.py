@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
+from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
 from forerun.terminal import note, table
 from training.options import check_out, ms
-from training.target_texts import TextsOptions, divided, kept_texts
+from training.target_texts import TextsOptions, divided, kept_texts, new_texts
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine
@@ -34,7 +35,13 @@ CHECK = """\
 Let the target write texts, and the drafter guess before each token. Report how often the guesses are right,
 what they cost on this machine, and the milliseconds of a token with trees of each depth.
 
-  forerun heads check --model path/to/model --drafter heads.safetensors --step-floor 30"""
+  forerun heads check --model path/to/model --drafter heads.safetensors --step-floor 30
+
+With `--drafter skip`, first search the layers that the target can best draft without, and then try those."""
+
+SKIP = "skip"
+SEARCHED = 8
+"""Texts that a search of layers reads again and again; their tokens behind the prompts are `--max-tokens`."""
 
 WARM = 0.8
 """Temperature of the texts that are not greedy, and of measurements under shared noise."""
@@ -153,14 +160,38 @@ def _trained(report: dict[str, Any]) -> str:
 
 
 def _check(options: HeadsCheckOptions) -> int:
-    engine = _engine(options, options.drafter)
+    drafter = _searched(options) if options.drafter == SKIP else options.drafter
+    engine = _engine(options, drafter)
     from training.drafter_trial import try_drafter
 
     sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     prompts = options.tokenized(engine.info, engine.model.tokenize)
     report = try_drafter(engine, prompts, sampling, options.step_floor)
-    print(json.dumps({**asdict(report), "best_depth": report.best_depth}) if options.json else _tried(report))
+    told = {**asdict(report), "drafter": drafter, "best_depth": report.best_depth}
+    print(json.dumps(told) if options.json else _tried(report))
     return 0
+
+
+def _searched(options: HeadsCheckOptions) -> str:
+    """Return the best `skip:LIST` that is found. Raise `UserError` if the target is no faster with any."""
+    engine = _engine(options)
+    from schemes.drafters.whole_models import numbered
+    from training.layer_search import search
+
+    prompts = options.tokenized(engine.info, engine.model.tokenize)[:SEARCHED]
+    sampling = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
+    texts = list(new_texts(engine, prompts, len(prompts), lambda _group: sampling))
+    firsts, sets = [len(prompt) - 1 for prompt in prompts], []
+    for each in search(engine.model, texts, firsts, options.temperature):
+        told = f"{each.same:.1%} of the choices with {each.left:.1%} of the weights, {each.pace:.2f} times"
+        note(f"skip:{numbered(each.skipped)}  {told}")
+        sets.append(each)
+    best = max(sets, key=lambda each: each.pace, default=None)
+    if best is None:
+        raise UserError(f"model '{options.model}' has no layer to spare; take another drafter")
+    drafter = f"{SKIP}:{numbered(best.skipped)}"
+    note(f"best: {drafter}, at most {best.pace:.2f} times the pace without drafts by shares of weights")
+    return drafter
 
 
 def _tried(report: TrialReport) -> str:

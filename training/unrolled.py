@@ -8,6 +8,8 @@ text up to the tip at level 1.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,15 +21,20 @@ _Rows = tuple[Tensor, Tensor]
 
 
 class UnrolledAttention:
-    """Stands for the KV store and the attention of a step (`StepContext`). One layer may attend."""
+    """Stands for the KV store and the attention of a step (`StepContext`)."""
 
     def __init__(self) -> None:
-        self._levels: list[_Rows] = []
+        self._levels = defaultdict[int, list[_Rows]](list)  # by layer
 
-    def write(self, _layer: int, _slots: Tensor, key: Tensor, value: Tensor) -> list[_Rows]:
-        """Keep the rows of another level."""
-        self._levels.append((key, value))
-        return self._levels
+    def write(self, layer: int, _slots: Tensor, key: Tensor, value: Tensor) -> list[_Rows]:
+        """Keep the rows of another level of a layer."""
+        self._levels[layer].append((key, value))
+        return self._levels[layer]
+
+    def forget(self, level: int) -> None:
+        """Forget all levels below this one, counted from 1."""
+        for levels in self._levels.values():
+            del levels[level:]
 
     def attend(self, query: Tensor, levels: list[_Rows], terms: AttentionTerms) -> Tensor:
         """Return [B, T, Hq, Dv] of query [B, Hq, T, Dk], whose rows are of the last level."""

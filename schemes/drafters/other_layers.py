@@ -1,10 +1,10 @@
-"""Gives a target other decoder layers: for an early exit, a head, and a look at the middle of a step."""
+"""Gives a target other decoder layers: for skipped layers, a head, and a look at the middle of a step."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -26,13 +26,38 @@ def with_layers(
     return twin
 
 
+def without_layers(target: TargetModel, skipped: Collection[int]) -> TargetModel:
+    """Return the target whose skipped layers, by their numbers from 0, hand on what they get. The others
+    keep their places, by which families tell kinds of layers apart. Raises as `with_layers`."""
+    layers = enumerate(target.layers)
+    return with_layers(
+        target, [stand_in(layer, _hand_on) if number in skipped else layer for number, layer in layers]
+    )
+
+
+def stand_in(layer: torch.nn.Module, forward: Callable[..., Any]) -> torch.nn.Module:
+    """Return a copy of a layer that computes `forward` instead, without hooks."""
+    instead: Any = _without_hooks(layer)
+    instead.forward = forward
+    return cast(torch.nn.Module, instead)
+
+
+def _hand_on(hidden: torch.Tensor, *_inputs: Any, **_more: Any) -> torch.Tensor:
+    return hidden
+
+
 def _replaced(module: torch.nn.Module, path: Sequence[str], new: torch.nn.Module) -> torch.nn.Module:
     """Return `module` with `new` in the place of `path`, made of shallow copies without hooks."""
+    twin = _without_hooks(module)
+    twin._modules = dict(module._modules)
+    name, *rest = path
+    twin._modules[name] = _replaced(module.get_submodule(name), rest, new) if rest else new
+    return twin
+
+
+def _without_hooks(module: torch.nn.Module) -> torch.nn.Module:
     twin = copy.copy(module)
     for name, table in vars(module).items():
         if "_hooks" in name:
             vars(twin)[name] = type(table)()
-    twin._modules = dict(module._modules)
-    name, *rest = path
-    twin._modules[name] = _replaced(module.get_submodule(name), rest, new) if rest else new
     return twin

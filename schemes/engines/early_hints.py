@@ -6,9 +6,8 @@ The hidden state after a layer goes through the target's own final norm and head
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from cloud_verifier.core.engine_protocol import HINTED, StepHints, StepPlan, Ste
 from cloud_verifier.engine.around import EngineAround
 from cloud_verifier.engine.torch_engine import RowByRow, TorchEngine
 from common.errors import UserError
-from schemes.drafters.other_layers import with_layers
+from schemes.drafters.other_layers import stand_in, with_layers
 from schemes.drafters.ranking import rank_rows
 
 
@@ -46,18 +45,12 @@ class HintingEngine(EngineAround):
             )
         self._torch, self._share = engine, count / model.num_layers
         layer = model.layers[count - 1]
-        self._head = with_layers(model, [self._stand_in(layer)])
-        self._output: Any = None  # of the layer that `_stand_in` stands for
+        # The family's own code does all that follows the last layer.
+        self._head = with_layers(model, [stand_in(layer, lambda *_inputs, **_more: self._output)])
+        self._output: Any = None  # of the layer whose copy gives it for any input
         self._plan: StepPlan | None = None  # of the running step
         self._tell: Callable[[StepHints], None] | None = None
         layer.register_forward_hook(self._after_layer)
-
-    def _stand_in(self, layer: torch.nn.Module) -> torch.nn.Module:
-        """Return a copy of the layer that gives `_output` for any input, so that the family's own code does
-        all that follows the last layer."""
-        instead: Any = copy.copy(layer)
-        instead.forward = lambda *_inputs, **_more: self._output
-        return cast(torch.nn.Module, instead)
 
     def listen(self, tell: Callable[[StepHints], None]) -> None:
         self._tell = tell

@@ -49,9 +49,10 @@ def test_trained_heads_are_served_and_tried(
     assert [set(each) for each in report["levels"]] == [{"plain", "coupled"}] * 2
     assert {each.name for each in tmp_path.iterdir()} == {"tiny", "prompts.json", "heads"}
     check = ["heads", "check", "--model", model, "--prompts", train[5], "--max-tokens", "4"]
-    for drafter in (str(tmp_path / "heads"), "exit:1", model):
+    for drafter in (str(tmp_path / "heads"), "exit:1", "skip", model):
         assert main([*check, "--drafter", drafter, "--step-floor", "20", "--json"]) == 0
         tried = json.loads(capsys.readouterr().out)
+        assert tried["drafter"] in ((drafter,) if drafter != "skip" else ("skip:0", "skip:1"))
         assert tried["num_tokens"] == 9
         assert tried["step_ms"] >= 20
         assert len(tried["levels"]) == (2 if drafter.endswith("heads") else 16)

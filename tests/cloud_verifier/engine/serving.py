@@ -57,6 +57,9 @@ def serve_by(scheduler: VerifyScheduler, engine: TorchEngine, scenario: Scenario
             for key in scheduler.sessions:
                 drafts = drafts_for(texts[key - first], known[key - first])
                 scheduler.on_propose(key, drafts, now)
+        if scheduler.drafter is not None and (guesses := scheduler.next_guess(now)) is not None:
+            now += 0.001
+            scheduler.drafter.on_guessed(engine.guess(guesses), now)
         plan = scheduler.next_step(now)
         assert plan is not None, "nobody is served"
         now += 0.01

@@ -16,7 +16,7 @@ from common.calibration import Confidence
 from common.sampling import SamplingParams
 from schemes.drafters.drafter import DraftModel
 from schemes.drafters.heads import MedusaHeads, RecurrentHead, keep_features
-from schemes.drafters.whole_models import EarlyExit, SmallModel
+from schemes.drafters.whole_models import EarlyExit, SkippedLayers, SmallModel
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, plain_model
 
 DEPTH = 4
@@ -31,6 +31,8 @@ def draft_of(kind: str, model: TargetModel) -> DraftModel:
     match kind:
         case "exit":
             return EarlyExit(model, 1)
+        case "skip":
+            return SkippedLayers(model, (0,))
         case "small":
             return SmallModel(small_model(), model.vocab_size)
         case "recurrent":

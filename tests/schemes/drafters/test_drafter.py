@@ -7,16 +7,20 @@ import pytest
 import torch
 
 from cloud_verifier.core.engine_protocol import GuessPlan
+from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from cloud_verifier.engine.torch_engine import TorchEngine
 from common.calibration import Confidence
 from common.choice import History, rank
 from common.sampling import SamplingParams
 from schemes.drafters import drafter as drafter_module
 from schemes.drafters.drafter import Drafted, DraftModel, DraftRows
 from schemes.drafters.whole_models import EarlyExit
+from tests.cloud_verifier.engine.serving import GREEDY, PRINT, SAMPLED, Scenario, serve, serve_by
 from tests.cloud_verifier.engine.tiny import ints, target
 from tests.schemes.drafters.rig import (
     DEPTH,
+    NUM_SLOTS,
     SAMPLINGS,
     WARM,
     RandomTexts,
@@ -34,7 +38,7 @@ from tests.schemes.drafters.rig import (
 pytestmark = pytest.mark.torch
 
 FAMILIES = "llama, qwen3, mistral, gemma2, gemma3_text, gpt_oss, phi3, gpt2, opt, stablelm, qwen3_moe"
-KINDS = ("exit", "small", "recurrent", "medusa")
+KINDS = ("exit", "skip", "small", "recurrent", "medusa")
 PROMPT = [5, 9, 2, 41, 7, 7, 80, 13]
 
 
@@ -179,3 +183,16 @@ def test_what_is_read_late_and_in_parts_guesses_as_what_is_read_at_once(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_drafter_changes_no_bit_of_the_targets_choices(llama: TargetModel, kind: str) -> None:
     assert choices(draft_of(kind, llama), llama) == choices(None, llama)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "warm"])
+def test_texts_with_guesses_are_those_without(
+    llama: TargetModel, kind: str, sampling: SamplingParams
+) -> None:
+    scenario = Scenario(range(3), sampling)
+    known = serve(TorchEngine(llama, NUM_SLOTS, fingerprint=PRINT), scenario, {})
+    engine = TorchEngine(llama, NUM_SLOTS, fingerprint=PRINT, draft=draft_of(kind, llama))
+    scheduler = VerifyScheduler(engine.info, scenario.limits)
+    assert serve_by(scheduler, engine, scenario, {}) == known
+    assert scheduler.counters.num_guessed > 0
