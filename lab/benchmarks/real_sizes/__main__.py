@@ -3,6 +3,11 @@
     python -m lab.benchmarks.real_sizes --target T.gguf --draft D.gguf --prompts FOLDER \\
         --texts 2 --target-steps 30 --row 20 --slowdown 7 --lookups off on
 
+Every published policy beside `adaptive`, at three distances:
+
+    python -m lab.benchmarks.real_sizes --target T.gguf --draft D.gguf --prompts FOLDER --kinds chat code \\
+        --texts 2 --rtts 0 60 150 --target-steps 30 --slowdown 7 --policies published
+
 Only the target's texts are kept, in a folder. An oracle serves them, so that a step takes the time that is
 asked for.
 """
@@ -19,7 +24,8 @@ from itertools import product
 from pathlib import Path
 
 from common.errors import UserError
-from edge_client.core.policies import make_policy
+from common.offers import offered
+from edge_client.core.policies import GROUP, make_policy
 from forerun.terminal import ProgressBar
 from lab.bench.report import Machine, carry_out, plain_parser_of
 from lab.benchmarks.real_sizes.end_to_end import Cell, EndToEndReport, EndToEndSettings, lines_of, measure
@@ -29,6 +35,7 @@ from lab.benchmarks.real_sizes.predicted import DraftRecord
 from lab.benchmarks.real_sizes.texts import open_model, texts_of
 
 POLICIES = ("off", "chain", "sync:2", "sync:4", "sync:8", "tree", "adaptive")
+PUBLISHED = "published"  # these, and every policy that a package offers
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -51,8 +58,14 @@ def make_parser() -> argparse.ArgumentParser:
         "--slowdown", type=float, default=1.0, metavar="N", help="slow link and target (%(default)s times)"
     )
     option("--temperatures", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
-    option("--policies", nargs="+", default=list(POLICIES), metavar="NAME", help="(%(default)s)")
-    option("--rtt", type=float, default=60.0, metavar="MS", help="(%(default)s)")
+    option(
+        "--policies",
+        nargs="+",
+        default=list(POLICIES),
+        metavar="NAME",
+        help="names, or published for all (%(default)s)",
+    )
+    option("--rtts", type=float, nargs="+", default=[60.0], metavar="MS", help="(%(default)s)")
     option("--lookups", nargs="+", choices=("off", "on"), default=["off"], help="repeated text (%(default)s)")
     option("--out", type=Path, metavar="FILE", help="JSON report; its finished cells are not run again")
     parser.set_defaults(run=_end_to_end)
@@ -60,6 +73,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _end_to_end(options: argparse.Namespace) -> None:
+    if options.policies == [PUBLISHED]:
+        options.policies = [*POLICIES[:-1], *sorted(set(offered(GROUP)) - {*POLICIES}), POLICIES[-1]]
     for policy in options.policies:
         make_policy(policy)
     if not 0.0 < options.slowdown < 1000.0:
@@ -69,7 +84,6 @@ def _end_to_end(options: argparse.Namespace) -> None:
     folder = options.folder or Path("build/real_sizes") / options.target.stem
     pair = Pair(options.target, options.draft, folder, options.other_tokens)
     settings = EndToEndSettings(
-        options.rtt,
         options.prompt_row,
         options.row,
         options.slowdown,
@@ -83,8 +97,8 @@ def _end_to_end(options: argparse.Namespace) -> None:
     with open_model(pair.target) as model:
         prompts = published_prompts(model, options.prompts, options.texts, options.kinds)
     texts = {each: texts_of(pair, prompts, each, options.tokens) for each in options.temperatures}
-    steps, lookups = map(float, options.target_steps), [each == "on" for each in options.lookups]
-    cells = [Cell(*each) for each in product(steps, options.temperatures, [pair.draft.stem], lookups)]
+    times, lookups = (options.rtts, options.target_steps), [each == "on" for each in options.lookups]
+    cells = [Cell(*each) for each in product(*times, options.temperatures, [pair.draft.stem], lookups)]
     records = dict[float, DraftRecord]()
     with ProgressBar(sys.stderr) as bar:
         for number, cell in enumerate(cells):

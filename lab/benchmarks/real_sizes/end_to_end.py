@@ -1,9 +1,9 @@
 """Compares growth policies at real sizes: real edges, link, wire and scheduler; an oracle as target.
 
-A cell is a step time, a temperature, a draft, and whether repeated text is proposed. In each cell every
-policy gets an edge of its own, started anew, which writes all texts in a row. The edges take turns text by
-text, so that all of them see the same machine, and only one of them works at a time. Beside each pace stands
-the simulator's.
+A cell is a round trip, a step time, a temperature, a draft, and whether repeated text is proposed. In each
+cell every policy gets an edge of its own, started anew, which writes all texts in a row. The edges take turns
+text by text, so that all of them see the same machine, and only one of them works at a time. Beside each pace
+stands the simulator's.
 
 Time may pass more slowly than on a clock, except for the draft: then link and target take `slowdown` times as
 long, and all times are divided by it. So the draft stands for one on a device that much faster.
@@ -41,6 +41,7 @@ Run = dict[str, Any]
 class Cell:
     """Describes a setting in which policies are compared."""
 
+    rtt_ms: float
     step_ms: float
     temperature: float
     draft: str
@@ -48,12 +49,13 @@ class Cell:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Cell:
-        return cls(row["step_ms"], row["temperature"], row["draft"], row["recall"])
+        return cls(row["rtt_ms"], row["step_ms"], row["temperature"], row["draft"], row["recall"])
 
     def __str__(self) -> str:
         lookup = ", lookups" if self.recall else ""
         return (
-            f"target step {self.step_ms:g} ms, temperature {self.temperature:g}, draft {self.draft}{lookup}"
+            f"round trip {self.rtt_ms:g} ms, target step {self.step_ms:g} ms, temperature "
+            f"{self.temperature:g}, draft {self.draft}{lookup}"
         )
 
 
@@ -61,7 +63,6 @@ class Cell:
 class EndToEndSettings:
     """Holds the settings that all cells share."""
 
-    rtt_ms: float
     prompt_row_ms: float
     row_ms: float  # of each further row of a step
     slowdown: float
@@ -73,8 +74,8 @@ class EndToEndSettings:
         """Return the clock's milliseconds."""
         return ms * self.slowdown
 
-    def link(self) -> LinkSpec:
-        return LinkSpec(rtt=1e-3 * self.slow(self.rtt_ms))
+    def link(self, cell: Cell) -> LinkSpec:
+        return LinkSpec(rtt=1e-3 * self.slow(cell.rtt_ms))
 
     def steps(self, cell: Cell) -> TargetSteps:
         """Return the target's steps, for the simulator."""
@@ -92,7 +93,7 @@ class OracleRig(Rig):
 
     def __init__(self, pair: Pair, cell: Cell, settings: EndToEndSettings, edges: Sequence[str]) -> None:
         draft = str(pair.draft)
-        rtt_ms = settings.slow(settings.rtt_ms)
+        rtt_ms = settings.slow(cell.rtt_ms)
         tokens = str(pair.target) if pair.has_other_tokens else ""
         super().__init__(RigSettings(str(pair.target), draft, rtt_ms, recall=cell.recall, tokens=tokens))
         times = {"step": cell.step_ms, "prompt-row": settings.prompt_row_ms, "row": settings.row_ms}
@@ -144,7 +145,7 @@ async def measure(
     rows = dict[str, Any]()
     for policy in settings.policies:
         predicted = [
-            settings.timed(predict(text, place, record, policy, settings.link(), settings.steps(cell)))
+            settings.timed(predict(text, place, record, policy, settings.link(cell), settings.steps(cell)))
             for place, text in enumerate(texts)
         ]
         rows[policy] = _row(runs[policy], predicted, prompts, own)
@@ -247,7 +248,9 @@ def lines_of(row: Mapping[str, Any]) -> Iterator[str]:
         "ms_per_token",
         "predicted_ms_per_token",
         "ttft_ms",
-        "draft_tokens_per_token",
+        "target_steps_per_token",
+        "evaluated_nodes_per_token",
+        "bytes_up_per_token",
         "accepted_per_token",
         "draft_step_ms",
     )

@@ -159,7 +159,7 @@ def test_every_policy_writes_the_texts_of_a_pair(tmp_path: Path, capfd: pytest.C
     write_entries(tmp_path, 9)
     words = ["--target", str(target), "--draft", str(DRAFT_GGUF), "--prompts", str(tmp_path)]
     words += ["--kinds", "chat", "--folder", str(tmp_path / "kept"), "--out", str(out)]
-    words += ["--target-steps", "5", "--temperatures", "0.8", "--rtt", "4"]
+    words += ["--target-steps", "5", "--temperatures", "0.8", "--rtts", "4"]
     words += ["--texts", "2", "--tokens", "12", "--slowdown", "2"]
     assert main(words) == 0
     first = out.read_bytes()
