@@ -64,15 +64,13 @@ class ReadText:
     def of(cls, target: TargetModel, tokens: IntArray, first: int, seed: int, temperature: float) -> ReadText:
         """Let the target read a text, and choose at each row from `first` on."""
         rows, kv = torch.from_numpy(tokens).long()[None].to(target.device), UnrolledAttention()
-        logits = _logits(target, rows, kv)
-        noise = (
-            shared_noise(seed, logits)[first + 1 :] * temperature
-        ).float()  # of the chosen tokens' places
-        return cls(rows, first, kv, noise, (logits[first:-1] + noise).argmax(dim=-1))
+        logits = _logits(target, rows, first, kv)
+        noise = (shared_noise(seed, logits, first + 1) * temperature).float()
+        return cls(rows, first, kv, noise, (logits + noise).argmax(dim=-1))
 
     def num_same(self, draft: TargetModel) -> int:
         """Return how many of the choices a draft makes that reads the target's KV of the rows before."""
-        logits = _logits(draft, self.tokens, self.kv)[self.first : -1]
+        logits = _logits(draft, self.tokens, self.first, self.kv)
         self.kv.forget(1)
         return int(((logits + self.noise).argmax(dim=-1) == self.chosen).sum())
 
@@ -115,8 +113,9 @@ def search(
         yield best
 
 
-def _logits(model: TargetModel, tokens: Tensor, kv: UnrolledAttention) -> Tensor:
-    """Return logits float32 [T, V] of a text, at one more level of `kv`."""
+def _logits(model: TargetModel, tokens: Tensor, first: int, kv: UnrolledAttention) -> Tensor:
+    """Return logits float32 [R, V] of a text from row `first` on, without the last, at one more level of
+    `kv`."""
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     with current_step(StepContext(cast(KVStore, kv), positions, cast(StepAttention, kv))):
-        return model.forward(tokens, positions[None], positions)
+        return model.forward(tokens, positions[None], positions[first:-1])

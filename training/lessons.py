@@ -130,9 +130,9 @@ class LessonBatch:
         return self.target, with_rest(self.said(draft, temperature).gather(-1, self.best))
 
 
-def shared_noise(seed: int, rows: Tensor) -> Tensor:
-    """Return the noise float64 [N, V] of logits [N, V], the first of which is that of position 0."""
-    keys = noise_keys([seed] * len(rows), range(len(rows)), rows.device)
+def shared_noise(seed: int, rows: Tensor, first: int = 0) -> Tensor:
+    """Return the noise float64 [N, V] of logits [N, V], which choose the tokens from place `first` on."""
+    keys = noise_keys([seed] * len(rows), range(first, first + len(rows)), rows.device)
     return gumbel(keys.unsqueeze(1), torch.arange(rows.shape[1], device=rows.device))
 
 
