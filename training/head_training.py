@@ -20,7 +20,7 @@ from torch.nn import functional
 from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from schemes.drafters.heads import Heads, MedusaHeads, logits_of
+from schemes.drafters.heads import ExitHeads, Heads, MedusaHeads, logits_of
 from training.lessons import shared_noise
 from training.trainer import Losses, side_by_side
 from training.unrolled import UnrolledAttention
@@ -79,7 +79,8 @@ def head_losses(heads: Heads, target: TargetModel, texts: Sequence[WrittenText])
 
     def losses(places: Sequence[int], done: float) -> Iterator[Tensor]:
         batch = Batch.of([texts[place] for place in places])
-        levels = level_losses(heads, target, batch, num_levels(done, heads.depth))
+        depth = heads.num_trained if isinstance(heads, ExitHeads) else num_levels(done, heads.depth)
+        levels = level_losses(heads, target, batch, depth)
         yield torch.stack([LEVEL_WEIGHT**level * loss for level, loss in enumerate(levels)])
 
     return losses
@@ -92,14 +93,18 @@ def num_levels(done: float, depth: int) -> int:
 
 
 def level_states(heads: Heads, tokens: Tensor, hidden: Tensor, depth: int) -> Iterator[Tensor]:
-    """Yield each level's hidden states [B, T - L, H] of the rows from L on, as training sees them.
+    """Yield each level's hidden states [B, T - L, H] of the rows from L on, as training sees them. Exits are
+    levels of all rows, [B, T, H].
 
     Level L of a row of a recurrent head sees its L - 1 rows before at the levels above, and all earlier rows
     at level 1. Args: tokens int64 [B, T]; hidden [B, T, H], the target's.
     """
+    if isinstance(heads, ExitHeads):
+        yield from heads.read(tokens)
+        return
     if isinstance(heads, MedusaHeads):
         for level in range(1, depth + 1):
-            yield heads.state_below(hidden[:, :-level], level)
+            yield heads.turned(hidden[:, :-level], level)
         return
     tokens, hidden = tokens[:, 1:], hidden[:, :-1]
     passes = UnrolledAttention()
@@ -114,10 +119,10 @@ def level_losses(heads: Heads, target: TargetModel, batch: Batch, depth: int) ->
     """Yield the mean of KL(target || heads) over the real rows, in nats, at each of `depth` levels."""
     with torch.no_grad():
         wanted = logits_of(target, batch.hidden).log_softmax(dim=-1)
-    for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, depth), 1):
-        got = logits_of(target, states).log_softmax(dim=-1)
-        apart = functional.kl_div(got, wanted[:, level:], reduction="none", log_target=True).sum(dim=-1)
-        yield apart[batch.is_real[:, level:]].mean()
+    for states in level_states(heads, batch.tokens, batch.hidden, depth):
+        got, rows = logits_of(target, states).log_softmax(dim=-1), slice(-states.shape[1], None)
+        apart = functional.kl_div(got, wanted[:, rows], reduction="none", log_target=True).sum(dim=-1)
+        yield apart[batch.is_real[:, rows]].mean()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +138,19 @@ def accuracy(
     heads: Heads, target: TargetModel, texts: Sequence[WrittenText], temperature: float
 ) -> list[LevelAccuracy]:
     """Return each level's accuracy on whole texts."""
-    hits = np.zeros((heads.depth, 2))
-    rows = np.zeros(heads.depth)
+    depth = heads.num_trained if isinstance(heads, ExitHeads) else heads.depth
+    hits, num_rows = np.zeros((depth, 2)), np.zeros(depth)
     for number, text in enumerate(texts):
         batch = Batch.of([text])
         logits = logits_of(target, batch.hidden)[0]
         noise = (shared_noise(number, logits) * temperature).float()
         chosen = logits.argmax(dim=-1), (logits + noise).argmax(dim=-1)
-        for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, heads.depth), 1):
-            own = logits_of(target, states)[0]
-            hits[level - 1, 0] += (own.argmax(dim=-1) == chosen[0][level:]).sum().item()
-            hits[level - 1, 1] += ((own + noise[level:]).argmax(dim=-1) == chosen[1][level:]).sum().item()
-            rows[level - 1] += len(own)
-    return [LevelAccuracy(*pair) for pair in (hits / rows[:, None]).tolist()]
+        for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, depth)):
+            own, rows = logits_of(target, states)[0], slice(-states.shape[1], None)
+            hits[level, 0] += (own.argmax(dim=-1) == chosen[0][rows]).sum().item()
+            hits[level, 1] += ((own + noise[rows]).argmax(dim=-1) == chosen[1][rows]).sum().item()
+            num_rows[level] += len(own)
+    return [LevelAccuracy(*pair) for pair in (hits / num_rows[:, None]).tolist()]
 
 
 def digest(target: TargetModel, prompts: Sequence[Sequence[int]]) -> str:

@@ -67,8 +67,8 @@ class TrainOptions(HeadsOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
     out: Path = setting(REQUIRED, "file for the heads, safetensors", "FILE")
-    kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa"))
-    depth: int = setting(6, "levels of guesses that they are trained for", "N", low=1)
+    kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa", "exit"))
+    depth: int = setting(6, "levels of guesses that they are trained for, or exits (exit)", "N", low=1)
     texts: int = setting(960, "texts that the target writes", "N", low=1)
     steps: int = setting(1200, "updates of the heads' weights", "N", low=1)
     seed: int = setting(0, "seed of the texts and of their order", "N")
@@ -120,6 +120,7 @@ def _train(options: TrainOptions) -> int:
     texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
     others, held_out = divided(list(read_texts(target, texts)), len(prompts), HELD_OUT_EVERY)
     torch.manual_seed(options.seed)
+    target.module.requires_grad_(False)
     heads = KINDS[options.kind](target, options.depth).requires_grad_(True)
     losses, lengths = head_losses(heads, target, others), [len(text.tokens) for text in others]
     trainer = Trainer(dict(heads.named_parameters()), losses, lengths, options.steps, RATES, options.seed)

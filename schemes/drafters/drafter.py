@@ -73,6 +73,7 @@ class Drafted:
 
     logits: Tensor  # float32 [O, V] of the tokens that follow
     features: Tensor | None = None  # [O, F] for the rows below; None if the model reads none
+    is_last: Tensor | None = None  # bool [O] rows below whose tokens it guesses nothing; None: no such rows
 
 
 class DraftModel(ABC):
@@ -261,7 +262,7 @@ class Drafter:
         while drafted is not None and nodes:
             followers = self._followers(nodes, drafted.logits)
             level += 1
-            nodes = self._likeliest(nodes, followers, level, next_slot)
+            nodes = self._likeliest(nodes, followers, drafted.is_last, level, next_slot)
             next_slot += len(nodes)
             if sum(math.exp(node.logprob) for node in nodes) < least_gain:
                 return
@@ -277,11 +278,19 @@ class Drafter:
         return followers
 
     def _likeliest(
-        self, nodes: Sequence[_Node], followers: Sequence[Followers], level: int, first_slot: int
+        self,
+        nodes: Sequence[_Node],
+        followers: Sequence[Followers],
+        is_last: Tensor | None,
+        level: int,
+        first_slot: int,
     ) -> list[_Node]:
         """Return the nodes of the next level: of each text's, the likeliest, as many as it orders."""
         children = dict[int, list[tuple[float, int, int]]]()  # by text: logprob, row of the parent, token
+        ends = [False] * len(nodes) if is_last is None else is_last.tolist()
         for row, (node, own) in enumerate(zip(nodes, followers, strict=True)):
+            if ends[row]:
+                continue
             text = node.text
             deepest = min(text.item.depth, self.model.depth)
             position = len(text.item.prefix_slots) + len(node.path) + 1

@@ -7,6 +7,7 @@ target by vocabulary, width and number of layers.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,13 @@ from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetMo
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
-from schemes.drafters.other_layers import with_layers
+from schemes.drafters.other_layers import stand_in, with_layers, without_layers
 
 FORMAT = "forerun heads 1"
 NORM_EPS = 1e-6
+
+GAMMA = 0.75
+"""Least chance of a token with which its row leaves at an exit, unless `exits:GAMMA:FILE` says another."""
 
 MAX_DEPTH = 64
 """Levels of one file's heads. No draft uses more than `MOST_LEVELS`, and Medusa's take memory for each."""
@@ -175,7 +179,24 @@ class RecurrentHead(nn.Module, DraftModel):
         return self._hidden
 
 
-class MedusaHeads(nn.Module, DraftModel):
+class ResidualBlocks(nn.Module):
+    """Holds blocks that turn a hidden state of the target into another one, in front of its head."""
+
+    def __init__(self, target: TargetModel, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        width = target.hidden_size
+        self.weights = nn.Parameter(torch.zeros(depth, width, width))
+        self.biases = nn.Parameter(torch.zeros(depth, width))
+        self.to(target.device, target.dtype)
+
+    def turned(self, features: Tensor, number: int) -> Tensor:
+        """Return what block `number`, counted from 1, makes of hidden states [..., H]."""
+        inner = functional.linear(features, self.weights[number - 1], self.biases[number - 1])
+        return features + functional.silu(inner)
+
+
+class MedusaHeads(ResidualBlocks, DraftModel):
     """One head for each level, on the target's last hidden state alone (Medusa: Cai et al. 2024, arXiv
     2401.10774; Stern et al. 2018).
 
@@ -188,27 +209,93 @@ class MedusaHeads(nn.Module, DraftModel):
     has_own_kv = False
 
     def __init__(self, target: TargetModel, depth: int) -> None:
-        super().__init__()
-        self.depth = depth
-        width = target.hidden_size
-        self.weights = nn.Parameter(torch.zeros(depth, width, width))
-        self.biases = nn.Parameter(torch.zeros(depth, width))
-        self.to(target.device, target.dtype)
+        super().__init__(target, depth)
         self._head = partial(logits_of, target)
-
-    def state_below(self, features: Tensor, level: int) -> Tensor:
-        """Return what stands for the hidden state `level` rows below, [..., H]."""
-        inner = functional.linear(features, self.weights[level - 1], self.biases[level - 1])
-        return features + functional.silu(inner)
 
     def forward(self, rows: DraftRows) -> Drafted:
         assert rows.features is not None
         features = rows.features.index_select(0, rows.outputs)
-        return Drafted(self._head(self.state_below(features, rows.level)), features)
+        return Drafted(self._head(self.turned(features, rows.level)), features)
 
 
-Heads = RecurrentHead | MedusaHeads
-KINDS: dict[str, type[Heads]] = {each.kind: each for each in (RecurrentHead, MedusaHeads)}
+class ExitHeads(ResidualBlocks, DraftModel):
+    """Heads behind middle layers of the target, whose rows leave at the first head that is sure (AdaDecode:
+    Wei et al. 2025, arXiv 2506.03700).
+
+    Head k is a residual block before the target's norm and head, behind `exit_layers()[k - 1]` layers. A row
+    leaves where its likeliest token has the chance `gamma` at temperature 1. Then the row of that token
+    begins, and the target's next step runs the layers that are left of both, and those before once more.
+    A row below one that left has KV of as many layers as that one, so it leaves there at the latest; the
+    paper resumes the rows above with it. A row that is unsure at its last head guesses its followers and
+    ends the guess; the paper's goes on to the last layer.
+    """
+
+    kind = "exit"
+    first_position = 0
+    has_own_kv = False
+
+    def __init__(self, target: TargetModel, num_exits: int, gamma: float = GAMMA) -> None:
+        if num_exits >= target.num_layers:
+            raise UserError(
+                f"{num_exits} exits are not possible: '{target.name}' has {target.num_layers} layers; take "
+                "a smaller --depth"
+            )
+        super().__init__(target, num_exits)
+        self.num_trained, self.depth, self.gamma = num_exits, MOST_LEVELS, gamma
+        self._state = torch.empty(0)  # the hidden states behind the last exit that was reached
+        places = exit_layers(target.num_layers, num_exits)
+        spans = zip((0, *places[:-1]), places, strict=True)
+        self._parts = [self._part(target, *span, number) for number, span in enumerate(spans, 1)]
+
+    def _part(self, target: TargetModel, first: int, end: int, number: int) -> TargetModel:
+        """Return the target with the layers from `first` to before `end` alone, which begin with the states
+        before them and end with a head."""
+
+        def begin(*_inputs: Any, **_more: Any) -> Tensor:
+            return self._state
+
+        def leave(hidden: Tensor, *_inputs: Any, **_more: Any) -> Tensor:
+            self._state = hidden.detach()
+            return self.turned(self._state, number)
+
+        forwards = {first - 1: begin, end: leave}
+        layers = enumerate(without_layers(target, {*range(first), *range(end, target.num_layers)}).layers)
+        return with_layers(
+            target, [stand_in(layer, forwards[at]) if at in forwards else layer for at, layer in layers]
+        )
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        """Run rows whose features hold the number of exits that have written KV of the rows above."""
+        reach = torch.full_like(rows.tokens, self.num_trained)
+        if rows.level > 1 and rows.features is not None:
+            reach = rows.features[:, 0].long()
+        has_left = torch.zeros_like(rows.tokens, dtype=torch.bool)
+        logits = torch.empty(0)
+        for number, part in enumerate(self._parts, 1):
+            found = part.forward(rows.tokens[None], rows.positions[None], rows.outputs)
+            stays = ~has_left & (number <= reach)
+            logits = found if number == 1 else torch.where(stays[:, None], found, logits)
+            leaves = stays & (found.softmax(dim=-1).amax(dim=-1) >= self.gamma)
+            reach, has_left = reach.masked_fill(leaves, number), has_left | leaves
+            if bool((has_left | (reach <= number)).all()):
+                break
+        return Drafted(logits, reach[:, None].float(), ~has_left)
+
+    def read(self, tokens: Tensor) -> Iterator[Tensor]:
+        """Yield what stands for the last hidden state of whole texts [B, T] at each exit, [B, T, H]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        for part in self._parts:
+            with part.plain():
+                yield part.decoder(input_ids=tokens, position_ids=positions, use_cache=False)[0]
+
+
+def exit_layers(num_layers: int, num_exits: int) -> tuple[int, ...]:
+    """Return the numbers of layers before each exit, spread evenly."""
+    return tuple(round(num_layers * number / (num_exits + 1)) for number in range(1, num_exits + 1))
+
+
+Heads = RecurrentHead | MedusaHeads | ExitHeads
+KINDS: dict[str, type[Heads]] = {each.kind: each for each in (RecurrentHead, MedusaHeads, ExitHeads)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +303,7 @@ class HeadsLabel:
     """Holds a file's metadata: what the heads are, and the target that they were trained for."""
 
     kind: str
-    depth: int  # levels that they were trained for
+    depth: int  # levels that they were trained for, or exits
     vocabulary: str  # fingerprint of the target's token table, hex
     hidden_size: int
     num_layers: int
@@ -255,8 +342,9 @@ def load_heads(source: str | Path, target: TargetModel, vocabulary: Vocabulary) 
                 f"--drafter {path} was trained for another target: its {name} is {theirs}, and that of "
                 f"'{target.name}' is {ours}; train heads with `forerun heads train --model {target.name}`"
             )
-    keep_features(target)
     heads = KINDS[label.kind](target, label.depth)
+    if heads.first_position:
+        keep_features(target)
     wrong = [
         name
         for name, own in heads.state_dict().items()
@@ -269,6 +357,21 @@ def load_heads(source: str | Path, target: TargetModel, vocabulary: Vocabulary) 
         )
     heads.load_state_dict(weights)
     return heads.eval().requires_grad_(False)
+
+
+def load_exits(source: str, target: TargetModel, vocabulary: Vocabulary) -> ExitHeads:
+    """Load exit heads with their threshold of `exits:GAMMA:FILE`. Raises `UserError` as `load_heads`, and for
+    another threshold."""
+    _, gamma, path = (*source.split(":", 2), "", "")[:3]
+    is_chance = gamma.replace(".", "", 1).isdecimal() and 0.0 < float(gamma) <= 1.0
+    heads = load_heads(path, target, vocabulary) if is_chance and path else None
+    if not isinstance(heads, ExitHeads):
+        raise UserError(
+            f"--drafter is {source!r}; it must be exits:GAMMA:FILE with a chance GAMMA up to 1 and a file "
+            "of `forerun heads train --kind exit`"
+        )
+    heads.gamma = float(gamma)
+    return heads
 
 
 def _label(path: Path, told: dict[str, str]) -> HeadsLabel:

@@ -59,6 +59,17 @@ def test_trained_heads_are_served_and_tried(
         assert tried["best_depth"] in range(17)
 
 
+def test_trained_exits_are_served_and_tried(
+    train: list[str], model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*train, "--steps", "2", "--kind", "exit", "--depth", "1"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["levels"]) == 1
+    check = ["heads", "check", "--model", model, "--prompts", train[5], "--max-tokens", "4", "--json"]
+    assert main([*check, "--drafter", f"exits:0.001:{tmp_path / 'heads'}"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == 9
+    assert main([*train, "--steps", "2", "--kind", "exit", "--depth", "2"]) == 2, "the target has two layers"
+
+
 def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
