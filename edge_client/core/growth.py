@@ -53,9 +53,7 @@ class Growth:
         chances = chances or SeededChances(config.sampling.seed)
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
         self.rule = edge_rule(facts, is_coupled=not config.draws)
-        as_published = policy.name == "off" or not policy.fill  # with sources of their own, if any
-        usual = getattr(policy, "sources", ()) if as_published else _sources_of(config, shared)
-        self._sources = [*sources, *(usual if self.rule.takes_guesses else ())]
+        self._sources = [*sources, *(_sources_of(config, shared, policy) if self.rule.takes_guesses else ())]
 
     @property
     def has_texts(self) -> bool:
@@ -193,8 +191,10 @@ SOURCES, REFERENCES = "forerun.sources", "forerun.references"
 with texts that it may repeat."""
 
 
-def _sources_of(config: SessionConfig, shared: SharedTexts) -> list[ProposalSource]:
-    """Return a session's sources in the order in which they grow."""
+def _sources_of(config: SessionConfig, shared: SharedTexts, policy: GrowthPolicy) -> list[ProposalSource]:
+    """Return a session's sources in the order in which they grow; of a synchronous scheme, its own."""
+    if policy.name == "off" or not policy.fill:
+        return list(policy.sources(config.begins_with, shared)) if hasattr(policy, "sources") else []
     sources: list[ProposalSource] = [entry.load()() for entry in offered(SOURCES).values()]
     if config.references:
         made = [entry.load() for entry in offered(REFERENCES).values()]

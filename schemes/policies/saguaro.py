@@ -10,7 +10,7 @@ from itertools import accumulate
 from common.errors import UserError
 from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
-from common.prompt_lookup import LEAST, PromptLookup
+from common.prompt_lookup import LEAST, PromptLookup, SharedTexts
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import GrowthView, Offered, can_expand
 from edge_client.core.proposal_source import ProposalSource
@@ -71,7 +71,11 @@ class SaguaroPolicy:
         self._block = self._ends = 1  # tokens of the next blocks, and the ends foreseen
         self._awaits = False  # a verdict
         self.view: GrowthView | None = None  # of the session, once it has begun
-        self.sources = (Backup(self, backup),) if backup else ()
+        self._backup = backup
+
+    def sources(self, text: Sequence[int], shared: SharedTexts) -> Sequence[ProposalSource]:
+        """Return what else proposes in a session that begins with `text`."""
+        return (Backup(self, PromptLookup(text, shared), self._backup),) if self._backup else ()
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         place, block = min(self._place(view, node), self._block), self._block
@@ -180,16 +184,14 @@ class SaguaroPolicy:
 class Backup(ProposalSource):
     """Copies what follows an unforeseen verdict from the text so far: the paper's fast backup speculator."""
 
-    def __init__(self, policy: SaguaroPolicy, most: int) -> None:
+    def __init__(self, policy: SaguaroPolicy, lookup: PromptLookup, most: int) -> None:
         """Args: most, tokens at a time."""
-        self._policy, self._most = policy, most
-        self._lookup: PromptLookup | None = None
+        self._policy, self._lookup, self._most = policy, lookup, most
 
     def grow(
         self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
     ) -> None:
         """Grow one chain below the tip if nothing was foreseen there and a new draft would take too long."""
-        self._lookup = self._lookup or PromptLookup(tree.committed)
         view, most = self._policy.view, min(self._most, room, last - tree.tip_position)
         if view is None or view.num_sent or tree.tip.evaluated or tree.tip.children or most < 1:
             return
@@ -205,8 +207,10 @@ class Backup(ProposalSource):
                 node = tree.grow(node, token, logprob)
 
     def learn(self, node: int, token: int) -> None:
-        if self._lookup is not None:
-            self._lookup.append(token)
+        self._lookup.append(token)
+
+    def close(self) -> None:
+        self._lookup.close()
 
 
 def verdict_time(view: GrowthView, block: int) -> float:

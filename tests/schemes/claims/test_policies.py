@@ -18,7 +18,6 @@ from edge_client.core.policies import (
     make_policy,
     offered,
 )
-from edge_client.core.proposal_source import ProposalSource
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
 from schemes.policies.pacer import PacerPolicy
@@ -68,7 +67,7 @@ class WatchedPolicy:
         self, policy: GrowthPolicy, see: Callable[[str, GrowthView, Sequence[Node]], object]
     ) -> None:
         self.name, self.fill = policy.name, policy.fill
-        self.sources: Sequence[ProposalSource] = getattr(policy, "sources", ())
+        self.sources = getattr(policy, "sources", lambda text, shared: ())
         self._policy, self._see = policy, see
 
     def branch(
@@ -139,6 +138,7 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
         "saguaro:block=1000000000",
         "saguaro:fan_out=3,budget=24",
         "saguaro:backup=-1",
+        "cacheback:leader=0",
         "pearl:chunk=-1",
         "specedge:depth=0",
         "specedge:depth=9,beam=1000",
