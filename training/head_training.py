@@ -20,7 +20,7 @@ from torch.nn import functional
 from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from schemes.drafters.heads import ExitHeads, Heads, MedusaHeads, logits_of
+from schemes.drafters.heads import ExitHeads, Heads, LookAhead, MedusaHeads, logits_of
 from training.lessons import shared_noise
 from training.trainer import Losses, side_by_side
 from training.unrolled import UnrolledAttention
@@ -79,11 +79,17 @@ def head_losses(heads: Heads, target: TargetModel, texts: Sequence[WrittenText])
 
     def losses(places: Sequence[int], done: float) -> Iterator[Tensor]:
         batch = Batch.of([texts[place] for place in places])
-        depth = heads.num_trained if isinstance(heads, ExitHeads) else num_levels(done, heads.depth)
+        all_levels = num_trained(heads)
+        depth = all_levels if isinstance(heads, ExitHeads) else num_levels(done, all_levels)
         levels = level_losses(heads, target, batch, depth)
         yield torch.stack([LEVEL_WEIGHT**level * loss for level, loss in enumerate(levels)])
 
     return losses
+
+
+def num_trained(heads: Heads) -> int:
+    """Return the levels that a training has, exits or rows below a tip: the depth of the heads' file."""
+    return heads.num_trained if isinstance(heads, ExitHeads | LookAhead) else heads.depth
 
 
 def num_levels(done: float, depth: int) -> int:
@@ -101,6 +107,14 @@ def level_states(heads: Heads, tokens: Tensor, hidden: Tensor, depth: int) -> It
     """
     if isinstance(heads, ExitHeads):
         yield from heads.read(tokens)
+        return
+    if isinstance(heads, LookAhead):
+        passes = UnrolledAttention()
+        with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
+            with torch.no_grad():
+                heads.read(tokens, 0)
+            for level in range(1, depth + 1):
+                yield heads.read(tokens, level)[:, level:]
         return
     if isinstance(heads, MedusaHeads):
         for level in range(1, depth + 1):
@@ -138,7 +152,7 @@ def accuracy(
     heads: Heads, target: TargetModel, texts: Sequence[WrittenText], temperature: float
 ) -> list[LevelAccuracy]:
     """Return each level's accuracy on whole texts."""
-    depth = heads.num_trained if isinstance(heads, ExitHeads) else heads.depth
+    depth = num_trained(heads)
     hits, num_rows = np.zeros((depth, 2)), np.zeros(depth)
     for number, text in enumerate(texts):
         batch = Batch.of([text])

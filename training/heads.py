@@ -67,8 +67,10 @@ class TrainOptions(HeadsOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
     out: Path = setting(REQUIRED, "file for the heads, safetensors", "FILE")
-    kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa", "exit"))
-    depth: int = setting(6, "levels of guesses that they are trained for, or exits (exit)", "N", low=1)
+    kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa", "exit", "pass"))
+    depth: int = setting(
+        6, "levels of guesses that they are trained for, exits (exit), or rows below a tip (pass)", "N", low=1
+    )
     texts: int = setting(960, "texts that the target writes", "N", low=1)
     steps: int = setting(1200, "updates of the heads' weights", "N", low=1)
     seed: int = setting(0, "seed of the texts and of their order", "N")

@@ -87,6 +87,7 @@ class DraftModel(ABC):
     first_position: int  # of a text that it reads: 1 if it needs the features of the one before
     has_own_kv: bool  # so that it must read all rows; otherwise it reads the target's KV, or none
     num_scratch = SCRATCH
+    num_ahead = 0  # rows of its own below each tip, in a chain, that run with the tip
 
     @abstractmethod
     def forward(self, rows: DraftRows) -> Drafted:
@@ -187,7 +188,7 @@ class Drafter:
     def _text(self, item: GuessItem) -> _Text:
         ends = frozenset[int]() if item.sampling.ignore_eos else self._ends
         first, length = self.model.first_position, len(item.prefix_slots)
-        has_room = first <= length < self._limits.max_positions
+        has_room = first <= length < self._limits.max_positions - self.model.num_ahead
         before = item.prefix_slots[first - 1 :] if first else item.prefix_slots[:0]
         wants_followers = has_room and item.depth > 0 and item.tip not in ends
         return _Text(item, item.prefix_slots[first:], before, ends, wants_followers)
@@ -223,17 +224,18 @@ class Drafter:
 
     def _run_first(self, spans: Iterable[_Span], tips: Sequence[_Node]) -> Drafted | None:
         """Read `spans`, and the tips behind theirs. Returns what follows the tips; None without rows."""
-        slots_of = {id(tip.text): tip.slots for tip in tips}
+        below = self.model.num_ahead
+        slots_of = {id(tip.text): range(tip.slots[0], tip.slots[0] + 1 + below) for tip in tips}
         items, before = list[StepItem](), list[IntArray]()
         for span in spans:
-            text, tip_slot = span.text, slots_of.get(id(span.text), ())
-            slots = np.append(span.slots, tip_slot).astype(np.int32)
+            text, tip_slots = span.text, slots_of.get(id(span.text), ())
+            slots = np.append(span.slots, tip_slots).astype(np.int32)
             if not len(slots):
                 continue
             tokens = self._tokens[span.slots]
-            if tip_slot:
-                tokens = np.append(tokens, text.item.tip).astype(np.int32)
-            items.append(_chain(text.slots[: span.first], tokens, slots, wants_last=bool(tip_slot)))
+            outputs = range(len(tokens), len(tokens) + (1 if tip_slots else 0))
+            tokens = np.append(tokens, [text.item.tip] * len(tip_slots)).astype(np.int32)
+            items.append(_chain(text.slots[: span.first], tokens, slots, outputs))
             before.append(text.before[span.first : span.first + len(slots)])
         if not items:
             return None
@@ -255,10 +257,11 @@ class Drafter:
     def _grow(self, spans: Sequence[_Span], least_gain: float) -> None:
         """Find the followers of the tips, and of likely nodes below them, level by level as long as a level
         may win `least_gain` tokens: the chance that one of its nodes is right, summed over the texts."""
-        texts = [span.text for span in spans if span.text.wants_followers][:SCRATCH]
-        nodes = [_Node(text, (), 0.0, (self._num_slots + at,)) for at, text in enumerate(texts)]
+        rows = 1 + self.model.num_ahead
+        texts = [span.text for span in spans if span.text.wants_followers][: SCRATCH // rows]
+        nodes = [_Node(text, (), 0.0, (self._num_slots + rows * at,)) for at, text in enumerate(texts)]
         drafted = self._run_first(spans, nodes)
-        level, next_slot = 1, self._num_slots + len(nodes)
+        level, next_slot = 1, self._num_slots + rows * len(nodes)
         while drafted is not None and nodes:
             followers = self._followers(nodes, drafted.logits)
             level += 1
@@ -330,18 +333,16 @@ class Drafter:
             return self.model.forward(DraftRows(tokens, positions, features, outputs, level))
 
 
-def _chain(prefix_slots: IntArray, tokens: IntArray, slots: IntArray, wants_last: bool) -> StepItem:
+def _chain(prefix_slots: IntArray, tokens: IntArray, slots: IntArray, outputs: range) -> StepItem:
     """Make an item of rows that follow each other."""
-    count = len(tokens)
-    outputs = range(count - wants_last, count)
-    return item_of(range(-1, count - 1), slots, prefix_slots, tokens=tokens, outputs=outputs)
+    return item_of(range(-1, len(tokens) - 1), slots, prefix_slots, tokens=tokens, outputs=outputs)
 
 
 def _item(node: _Node) -> StepItem:
     """Make the item of a node below a tip."""
     *above, own = node.slots
     prefix = np.append(node.text.slots, above).astype(np.int32)
-    return _chain(prefix, np.array([node.path[-1]], np.int32), np.array([own], np.int32), wants_last=True)
+    return _chain(prefix, np.array([node.path[-1]], np.int32), np.array([own], np.int32), range(1))
 
 
 def _choice_row(node: _Node) -> ChoiceRow:

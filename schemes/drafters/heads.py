@@ -294,8 +294,67 @@ def exit_layers(num_layers: int, num_exits: int) -> tuple[int, ...]:
     return tuple(round(num_layers * number / (num_exits + 1)) for number in range(1, num_exits + 1))
 
 
-Heads = RecurrentHead | MedusaHeads | ExitHeads
-KINDS: dict[str, type[Heads]] = {each.kind: each for each in (RecurrentHead, MedusaHeads, ExitHeads)}
+class LookAhead(nn.Module, DraftModel):
+    """Learnt embeddings that stand for the next tokens, in rows of the target below the tip (PaSS: Monea et
+    al. 2023, arXiv 2311.13581).
+
+    One forward of the whole target reads the tip and `num_ahead` rows below it. What follows the tip is then
+    certain, and what follows row k is a guess of the token k places further, whatever lies between. The
+    target's next step decides, so a text takes two forwards a step, as in the paper. Rows in the verifier's
+    own step would need but one, and `num_ahead` rows below each of its nodes. All guessed nodes of a level
+    have the same candidates.
+    """
+
+    kind = "pass"
+    first_position = 0
+    has_own_kv = False
+
+    def __init__(self, target: TargetModel, num_rows: int) -> None:
+        super().__init__()
+        self.num_trained = self.num_ahead = num_rows
+        self.depth = 1 + num_rows
+        mean = target.module.get_input_embeddings().weight.detach().float().mean(dim=0)
+        self.embeddings = nn.ParameterList(mean.clone() for _ in range(num_rows))
+        self.to(target.device, target.dtype)
+        self._target = with_layers(target, target.layers)
+        self._hidden = torch.empty(0)  # the last hidden states
+        self._target.decoder.register_forward_hook(self._note)
+        self._head = partial(logits_of, target)
+
+    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self._hidden = output[0]
+
+    def forward(self, rows: DraftRows) -> Drafted:
+        """Run tips, each with its rows below it. At levels below, the features are the hidden states of these
+        rows, side by side."""
+        if rows.level > 1:
+            assert rows.features is not None
+            features = rows.features.index_select(0, rows.outputs)
+            width = features.shape[1] // self.num_ahead
+            first = width * (rows.level - 2)
+            return Drafted(self._head(features[:, first : first + width]), features)
+        size = (len(rows.outputs), 1 + self.num_ahead, -1)
+        embedded = self._target.module.get_input_embeddings()(rows.tokens).reshape(size).clone()
+        embedded[:, 1:] = torch.stack(tuple(self.embeddings))
+        inputs = embedded.flatten(0, 1)[None]
+        logits = self._target.forward(inputs, rows.positions[None], rows.outputs, embedded=True)
+        return Drafted(logits, self._hidden.reshape(size)[:, 1:].flatten(1))
+
+    def read(self, tokens: Tensor, number: int) -> Tensor:
+        """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force, or of the rows
+        of a number from 1 on in the place of the texts' own."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        embedded = self._target.module.get_input_embeddings()(tokens)
+        if number:
+            embedded = self.embeddings[number - 1].expand_as(embedded)
+        self._target.decoder(inputs_embeds=embedded, position_ids=positions, use_cache=False)
+        return self._hidden
+
+
+Heads = RecurrentHead | MedusaHeads | ExitHeads | LookAhead
+KINDS: dict[str, type[Heads]] = {
+    each.kind: each for each in (RecurrentHead, MedusaHeads, ExitHeads, LookAhead)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +362,7 @@ class HeadsLabel:
     """Holds a file's metadata: what the heads are, and the target that they were trained for."""
 
     kind: str
-    depth: int  # levels that they were trained for, or exits
+    depth: int  # levels that they were trained for, exits, or rows below a tip
     vocabulary: str  # fingerprint of the target's token table, hex
     hidden_size: int
     num_layers: int

@@ -38,7 +38,7 @@ from tests.schemes.drafters.rig import (
 pytestmark = pytest.mark.torch
 
 FAMILIES = "llama, qwen3, mistral, gemma2, gemma3_text, gpt_oss, phi3, gpt2, opt, stablelm, qwen3_moe"
-KINDS = ("exit", "skip", "small", "recurrent", "medusa", "exits")
+KINDS = ("exit", "skip", "small", "recurrent", "medusa", "exits", "pass")
 PROMPT = [5, 9, 2, 41, 7, 7, 80, 13]
 
 
