@@ -24,7 +24,7 @@ from cloud_verifier.core.engine_protocol import (
 from cloud_verifier.engine.packing import item_of
 from common.calibration import SHIPPED, Calibration, Confidence, promised
 from common.sampling import SamplingParams
-from schemes.drafters.guessing import WIDTH
+from schemes.drafters.guessing import LEAST_FOLLOWED, WIDTH
 
 NODES = 16
 """Rows of the tree in one step, the tip included; the default of --max-nodes."""
@@ -211,7 +211,7 @@ class _Writer:
 
     def _guess(self, held: int, tip: int, depth: int, confidence: Confidence) -> tuple[Followers, ...]:
         slots = np.arange(held, dtype=np.int32)
-        item = GuessItem(0, slots, tip, depth, WIDTH, confidence, self._sampling)
+        item = GuessItem(0, slots, tip, depth, WIDTH, confidence, self._sampling, least=LEAST_FOLLOWED)
         return self._engine.guess(GuessPlan((item,))).guesses[0]
 
 

@@ -143,19 +143,18 @@ class TargetInfo:
 
 @dataclass(slots=True)
 class GuessItem:
-    """Asks the engine's own drafter how one session's text goes on below its tip.
-
-    With depth 0 the drafter only reads the prefix, so that it need not read a long prompt later.
-    """
+    """Asks the engine's own drafter how one session's text goes on below its tip. With depth 0 the drafter
+    only reads the prefix, so that it need not read a long prompt later."""
 
     session: int  # as in `StepItem`
     prefix_slots: IntArray  # [C] KV slots of positions 0..C-1, all evaluated
     tip: int  # token at position C, which no step has evaluated yet
     depth: int  # levels below the tip
-    width: int  # nodes of one level whose followers are sought, the likeliest ones
+    width: int  # nodes of one level whose followers are sought at most, the likeliest ones
     confidence: Confidence  # turns scores into chances
     sampling: SamplingParams
     history: History | None = None  # of the text up to the tip, where bias or penalties change logits
+    least: float = 0.0  # chance of a node whose followers are sought
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from cloud_verifier.engine.torch_engine import TorchEngine
 from common.calibration import Confidence, promised
 from common.sampling import SamplingParams
 from schemes.drafters.guessing import WIDTH
-from schemes.drafters.ranking import rank_rows
+from schemes.drafters.ranking import Candidates, rank_rows
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class DraftModel(ABC):
     depth: int  # most levels that it can guess
     first_position: int  # of a text that it reads: 1 if it needs the features of the one before
     has_own_kv: bool  # so that it must read all rows; otherwise it reads the target's KV, or none
+    by_level = False  # what follows depends on the tip and the level alone, so one node of a level is run
     num_scratch = SCRATCH
     num_ahead = 0  # rows of its own below each tip, in a chain, that run with the tip
 
@@ -106,6 +107,7 @@ class _Text:
     before: IntArray  # of the position before each of these and before the tip; empty if none is needed
     ends: frozenset[int]  # tokens that end the text
     wants_followers: bool  # of the tip
+    least: float  # log-probability of a node whose followers are sought, nats
     guessed: list[Followers] = field(default_factory=list)
 
 
@@ -130,7 +132,7 @@ class _Node:
     path: tuple[int, ...]  # as in `Followers`
     logprob: float  # of the path, nats
     slots: tuple[int, ...]  # of the tip, the nodes on the path, and itself last
-    parent: int = -1  # output row of its parent in the level above
+    parent: int = -1  # number of its parent among the nodes of the level above
 
 
 class Drafter:
@@ -191,7 +193,8 @@ class Drafter:
         has_room = first <= length < self._limits.max_positions - self.model.num_ahead
         before = item.prefix_slots[first - 1 :] if first else item.prefix_slots[:0]
         wants_followers = has_room and item.depth > 0 and item.tip not in ends
-        return _Text(item, item.prefix_slots[first:], before, ends, wants_followers)
+        least = math.log(item.least) if item.least else -math.inf
+        return _Text(item, item.prefix_slots[first:], before, ends, wants_followers, least)
 
     # Reading committed rows
 
@@ -260,21 +263,30 @@ class Drafter:
         rows = 1 + self.model.num_ahead
         texts = [span.text for span in spans if span.text.wants_followers][: SCRATCH // rows]
         nodes = [_Node(text, (), 0.0, (self._num_slots + rows * at,)) for at, text in enumerate(texts)]
-        drafted = self._run_first(spans, nodes)
+        drafted, run = self._run_first(spans, nodes), nodes
         level, next_slot = 1, self._num_slots + rows * len(nodes)
         while drafted is not None and nodes:
-            followers = self._followers(nodes, drafted.logits)
+            row_of = {self._row_key(node): row for row, node in enumerate(run)}
+            places = [row_of[self._row_key(node)] for node in nodes]
+            ranked = rank_rows(drafted.logits, [_choice_row(node) for node in run], NUM_CANDIDATES)
+            followers = self._followers(nodes, [ranked[row] for row in places])
             level += 1
             nodes = self._likeliest(nodes, followers, drafted.is_last, level, next_slot)
             next_slot += len(nodes)
             if sum(math.exp(node.logprob) for node in nodes) < least_gain:
                 return
-            if nodes:
-                drafted = self._run([_item(node) for node in nodes], _of_parents(nodes, drafted), level)
+            run = list({self._row_key(node): node for node in reversed(nodes)}.values())[::-1]
+            if run:
+                features = _of_parents([places[node.parent] for node in run], drafted)
+                drafted = self._run([_item(node) for node in run], features, level)
 
-    def _followers(self, nodes: Sequence[_Node], logits: Tensor) -> list[Followers]:
-        """Find each node's followers and add them to its text."""
-        ranked = rank_rows(logits, [_choice_row(node) for node in nodes], NUM_CANDIDATES)
+    def _row_key(self, node: _Node) -> object:
+        """Return what a node's row shares with others of its level. Under penalties, too, all of a text have
+        the followers of the likeliest one."""
+        return (id(node.text), () if self.model.by_level else node.path)
+
+    def _followers(self, nodes: Sequence[_Node], ranked: Sequence[Candidates]) -> list[Followers]:
+        """Add each node's followers to its text, and return them."""
         followers = [Followers(node.path, *own) for node, own in zip(nodes, ranked, strict=True)]
         for node, own in zip(nodes, followers, strict=True):
             node.text.guessed.append(own)
@@ -288,7 +300,8 @@ class Drafter:
         level: int,
         first_slot: int,
     ) -> list[_Node]:
-        """Return the nodes of the next level: of each text's, the likeliest, as many as it orders."""
+        """Return the nodes of the next level: of each text's, the likeliest, as many as it orders. Deeper
+        levels keep their share of the slots, but two nodes a text come first."""
         children = dict[int, list[tuple[float, int, int]]]()  # by text: logprob, row of the parent, token
         ends = [False] * len(nodes) if is_last is None else is_last.tolist()
         for row, (node, own) in enumerate(zip(nodes, followers, strict=True)):
@@ -303,14 +316,16 @@ class Drafter:
             children.setdefault(id(text), []).extend(
                 (node.logprob + logprob, row, token)
                 for logprob, token in zip(logprobs, own.tokens, strict=True)
-                if token not in text.ends
+                if token not in text.ends and node.logprob + logprob >= text.least
             )
         chosen = [
             child
             for own in children.values()
             for child in heapq.nlargest(nodes[own[0][1]].text.item.width, own)
         ]
-        room = self._num_slots + SCRATCH - first_slot
+        left = self._num_slots + SCRATCH - first_slot
+        num_levels = 1 + max((node.text.item.depth for node in nodes), default=level) - level
+        room = max(left // max(1, num_levels), min(left, 2 * len(children)))
         if len(chosen) > room:
             chosen = heapq.nlargest(room, chosen)
         next_level = []
@@ -356,8 +371,8 @@ def _choice_row(node: _Node) -> ChoiceRow:
     return ChoiceRow(item.sampling, position, generated=generated, history=item.history)
 
 
-def _of_parents(nodes: Sequence[_Node], drafted: Drafted) -> Tensor | None:
+def _of_parents(rows: Sequence[int], drafted: Drafted) -> Tensor | None:
+    """Return the features of these output rows of the level above."""
     if drafted.features is None:
         return None
-    parents = torch.tensor([node.parent for node in nodes], device=drafted.features.device)
-    return drafted.features.index_select(0, parents)
+    return drafted.features.index_select(0, torch.tensor(rows, device=drafted.features.device))

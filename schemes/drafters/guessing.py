@@ -248,8 +248,12 @@ def won_by_level(made: Sequence[bool]) -> dict[int, int]:
     return won
 
 
-WIDTH = 2
-"""Nodes of one level whose followers are sought. The drafter computes two rows in the time of one."""
+WIDTH = 8
+"""Most nodes of one level whose followers are sought."""
+
+LEAST_FOLLOWED = 0.02
+"""Least chance of such a node. What follows a less likely one hardly ever enters a step's few rows."""
+
 
 SURE = 4  # decisions in a row against guesses, after which steps follow each other without asking
 TRIED_DEPTH = 2
@@ -292,6 +296,7 @@ class Guessing:
     def __init__(self, depth: int, counters: VerifierCounters) -> None:
         self.depth = depth
         self.level_time = RatioEstimator(prior=0.001, prior_weight=0.1, half_life=100.0)  # seconds
+        self.row_price = RatioEstimator(prior=0.05, prior_weight=10.0, half_life=100.0)  # tokens of all
         self.wins = Wins(depth)
         self.beliefs = Beliefs()
         self.own: dict[int, OwnGuesses] = {}  # by key of each open session that may get guesses
@@ -378,6 +383,7 @@ class Guessing:
 
     def settle(self, parts: Sequence[StepProgress], time: float, row_price: float, has_next: bool) -> None:
         self.time_spent, self.is_due = 0.0, self.depth > 0
+        self.row_price.add(row_price * (num_drafts := sum(part.num_drafts for part in parts)), num_drafts)
         for part in parts:
             if (own := self.own.get(part.session.key)) is not None:
                 self._counters.num_guesses_won += own.settle(time, row_price)
@@ -385,6 +391,7 @@ class Guessing:
             self._decided((0,), NO_GUESSES)
 
     def _item(self, session: VerifySession, depth: int) -> GuessItem:
+        """Ask for the followers of nodes whose own rows are worth their price: others join no step."""
         position = len(session.lease.slots)
         return GuessItem(
             session.key,
@@ -395,6 +402,7 @@ class Guessing:
             self.own[session.key].calibration.confidence,
             session.request.sampling,
             session.history_to(position),
+            least=max(self.row_price.ratio, LEAST_FOLLOWED),
         )
 
     def _asks(self, session: VerifySession) -> bool:

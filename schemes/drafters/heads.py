@@ -201,12 +201,14 @@ class MedusaHeads(ResidualBlocks, DraftModel):
     2401.10774; Stern et al. 2018).
 
     Head k is a residual block before the target's head; it says which token comes k places behind the tip,
-    whatever lies between. So the nodes of a level have the same candidates, under the same noise.
+    whatever lies between. So the nodes of a level have the same candidates, under the same noise, and one row
+    a level is run for a tree of any width.
     """
 
     kind = "medusa"
     first_position = 1
     has_own_kv = False
+    by_level = True
 
     def __init__(self, target: TargetModel, depth: int) -> None:
         super().__init__(target, depth)
@@ -308,6 +310,7 @@ class LookAhead(nn.Module, DraftModel):
     kind = "pass"
     first_position = 0
     has_own_kv = False
+    by_level = True
 
     def __init__(self, target: TargetModel, num_rows: int) -> None:
         super().__init__()
