@@ -80,7 +80,8 @@ def head_losses(heads: Heads, target: TargetModel, texts: Sequence[WrittenText])
     def losses(places: Sequence[int], done: float) -> Iterator[Tensor]:
         batch = Batch.of([texts[place] for place in places])
         all_levels = num_trained(heads)
-        depth = all_levels if isinstance(heads, ExitHeads) else num_levels(done, all_levels)
+        is_at_once = isinstance(heads, ExitHeads | MedusaHeads)
+        depth = all_levels if is_at_once else num_levels(done, all_levels)
         levels = level_losses(heads, target, batch, depth)
         yield torch.stack([LEVEL_WEIGHT**level * loss for level, loss in enumerate(levels)])
 
@@ -93,8 +94,8 @@ def num_trained(heads: Heads) -> int:
 
 
 def num_levels(done: float, depth: int) -> int:
-    """Return the levels to train when this share of the steps is done. The first level teaches all others
-    most of what they need, and each costs as much time."""
+    """Return the levels to train when this share of the steps is done, where levels share their weights. The
+    first level teaches all others most of what they need, and each costs as much time."""
     return min(depth, 1 + int(max(0.0, done - DEEPER_FROM) / (1.0 - DEEPER_FROM) * depth))
 
 

@@ -320,7 +320,7 @@ class Drafter:
             )
         chosen = [
             child
-            for own in children.values()
+            for own in filter(None, children.values())
             for child in heapq.nlargest(nodes[own[0][1]].text.item.width, own)
         ]
         left = self._num_slots + SCRATCH - first_slot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from cloud_verifier.core.engine_protocol import GuessPlan
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.torch_engine import TorchEngine
-from common.calibration import Confidence
+from common.calibration import Confidence, promised
 from common.choice import History, rank
 from common.sampling import SamplingParams
 from schemes.drafters import drafter as drafter_module
@@ -89,6 +91,33 @@ def test_a_guess_ends_where_no_level_promises_enough(llama: TargetModel) -> None
         levels.append(result.num_levels)
     assert levels == sorted(levels, reverse=True)
     assert (levels[0], levels[-1]) == (DEPTH, 1), "the nodes of one text are right at most once"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_followers_are_sought_of_nodes_that_are_likely_enough(llama: TargetModel, kind: str) -> None:
+    """As many a level as that, up to the width, and the same as without the bound."""
+    engine = engine_of(draft_of(kind, llama), llama)
+    session, tip = read(engine, PROMPT)
+    item = guess_item(session, tip, width=8, confidence=Confidence(sharpness=1.0))
+    (everything,) = guess(engine, item)
+    worth = {(): 0.0}
+    for each in everything:
+        logprobs = promised(item.confidence, each.scores)
+        worth |= {
+            (*each.path, token): worth[each.path] + logprob
+            for token, logprob in zip(each.tokens, logprobs, strict=True)
+        }
+    item.least = 0.1
+    (found,) = guess(engine, item)
+    said = {each.path: each for each in everything}
+    likely = {path for path in said if worth[path] >= math.log(item.least)}
+    assert {each.path for each in found} == likely
+    assert 1 < len(found) < len(everything)
+    for each in found:
+        assert each.tokens == said[each.path].tokens
+        np.testing.assert_allclose(each.scores, said[each.path].scores, atol=1e-4)
+    item.least = 0.99
+    assert [each.path for each in guess(engine, item)[0]] == [()]
 
 
 def test_no_followers_are_sought_behind_an_end(llama: TargetModel) -> None:

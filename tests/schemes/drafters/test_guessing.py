@@ -12,7 +12,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from common.calibration import Calibration, Confidence, Prior
 from common.messages import Commit, Wait
 from common.tree import SpeculationTree
-from schemes.drafters.guessing import LEAST, SURE, Guessing, OwnGuesses, Wins, won_by_level
+from schemes.drafters.guessing import LEAST, LEAST_FOLLOWED, SURE, Guessing, OwnGuesses, Wins, won_by_level
 from tests.cloud_verifier.core.bench import PRINT, VOCAB, ask, chain, result_of
 
 STEP, LEVEL = 0.030, 0.001  # seconds
@@ -191,6 +191,17 @@ def test_what_their_rows_cost_counts_against_guesses(row: float, pays: bool) -> 
     bench.open()
     bench.run(200)
     assert (sum(depth > 0 for depth in bench.depths[-100:]) > 50) is pays
+
+
+@pytest.mark.parametrize("row", [0.0, 0.03, 0.1], ids=str)
+def test_followers_are_sought_of_nodes_that_are_worth_their_row(row: float) -> None:
+    bench = GuessBench(row=row * STEP)
+    bench.open()
+    bench.run(100)
+    guesses = bench.scheduler.next_guess(bench.now)
+    assert guesses is not None
+    pace = bench.scheduler.sessions[1].account.pace.ratio  # tokens in the time of a bare step
+    assert guesses.items[0].least == pytest.approx(max(row * pace, LEAST_FOLLOWED), rel=0.2)
 
 
 @pytest.mark.parametrize(("due_us", "guesses"), [(20_000, True), (100_000, False)])
