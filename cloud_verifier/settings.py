@@ -128,7 +128,7 @@ class TargetSection:
         None,
         "the verifier's own drafter: heads of `forerun heads train`, EAGLE-3 heads, a small model of the "
         "target's vocabulary, mtp, the prediction module of the target's checkpoint, exit:K, the target's "
-        "first K layers, skip:LIST, all but these, jacobi:N or lookahead:W,N,G, its choices at idle rows",
+        "first K layers, skip:LIST, all but these, recycling, jacobi:N or lookahead:W,N,G, its own choices",
         form="a file, a folder, a hub id, or one of these words",
         is_common=True,
         excludes={"tensor_parallel": "a drafter needs the whole target"},

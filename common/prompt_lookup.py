@@ -1,10 +1,10 @@
 """Draft without a model, from places where the text's last tokens stood before.
 
 `PromptLookup` looks into one session's prompt and text (prompt lookup, Saxena 2023; LLMA, arXiv 2304.04487),
-into what the target said on branches that died (as token recycling, arXiv 2408.08696), and into shared
-indexes: earlier texts (SuffixDecoding, arXiv 2411.04975) and files (REST, arXiv 2311.08252). Each is a
-`SuffixIndex`. What followed at the places of the longest match makes a tree with chances by count. Neither
-side needs a network or a model for this, so verifier and device both do it.
+into the target's choices on branches that died (ours), and into shared indexes: earlier texts
+(SuffixDecoding, arXiv 2411.04975) and files (REST, arXiv 2311.08252). Each is a `SuffixIndex`. What followed
+at the places of the longest match makes a tree with chances by count. Neither side needs a network or a model
+for this, so verifier and device both do it.
 
 The trust in each index is learnt at every committed token, by comparison with the guess for it, used or not.
 If a text does not repeat itself, nothing is guessed.

@@ -197,7 +197,7 @@ def test_what_their_rows_cost_counts_against_guesses(row: float, pays: bool) -> 
 def test_followers_are_sought_of_nodes_that_are_worth_their_row(row: float) -> None:
     bench = GuessBench(row=row * STEP)
     bench.open()
-    bench.run(100)
+    bench.run(40)
     guesses = bench.scheduler.next_guess(bench.now)
     assert guesses is not None
     pace = bench.scheduler.sessions[1].account.pace.ratio  # tokens in the time of a bare step
