@@ -100,7 +100,7 @@ def test_followers_are_sought_of_nodes_that_are_likely_enough(llama: TargetModel
     session, tip = read(engine, PROMPT)
     item = guess_item(session, tip, width=8, confidence=Confidence(sharpness=1.0))
     (everything,) = guess(engine, item)
-    worth = {(): 0.0}
+    worth: dict[tuple[int, ...], float] = {(): 0.0}
     for each in everything:
         logprobs = promised(item.confidence, each.scores)
         worth |= {
