@@ -66,7 +66,7 @@ class GrowthView:
 
 class GrowthPolicy(Protocol):
     """Decides which nodes exist, are drafted next and are sent. `fill`: the verifier may go on without a
-    draft."""
+    draft. A policy without it may make sources of its own: `sources(text, shared)`."""
 
     name: str
     fill: bool
