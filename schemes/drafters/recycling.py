@@ -4,10 +4,12 @@ A matrix holds eight candidates after each token: the target's likeliest at the 
 whether the row became text or died. Guesses are read from it level by level. No model runs, so the tree is as
 wide and as deep as the rows are worth; how far to trust it is learnt as for any drafter.
 
-The authors keep one matrix over all texts, which begins warm. Here each session has its own, empty at first:
-the speed of guesses would let users infer each other's texts from a shared one (`shared_texts` in
-`cloud_verifier.core.limits`). Their tree is a template of 80 nodes, ours grows by chances to the rows that a
-session may have. Penalties and bias do not change the candidates' scores.
+The authors keep one matrix over all texts, which begins warm. That is `recycling:shared`, for a verifier
+whose users trust each other. The speed of guesses lets them infer each other's texts (as `shared_texts` does, in
+`cloud_verifier.core.limits`). So by `recycling` each session has a matrix of its own, empty at first.
+
+The authors' tree is a template of 80 nodes, ours grows by chances to the rows that a session may have.
+Penalties and bias do not change the candidates' scores.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ from schemes.drafters.guessing import LEAST_FOLLOWED
 
 NUM_CANDIDATES = 8
 """Candidates after a token (the paper's k)."""
+
+SHARED = "recycling:shared"
 
 MOST_MATRICES = 256
 """Sessions whose matrices are kept, the newest. A matrix takes 100 bytes for each token that had a row."""
@@ -73,11 +77,13 @@ class Recycling:
     has_own_kv = False
     num_scratch = 0
 
-    def __init__(self, target: TargetModel) -> None:
+    def __init__(self, target: TargetModel, *, is_shared: bool = False) -> None:
+        """`is_shared`: all sessions have one matrix."""
+        self._is_shared = is_shared
         keep_likeliest(target)
 
     def beside(self, engine: TorchEngine) -> Recycler:
-        return Recycler(engine)
+        return Recycler(engine, self._is_shared)
 
 
 class _Node(NamedTuple):
@@ -92,7 +98,8 @@ class _Node(NamedTuple):
 class Recycler:
     """Keeps the matrices of one engine's sessions, and guesses from them (an `EngineDrafter`)."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: TorchEngine, is_shared: bool) -> None:
+        self._is_shared = is_shared
         self._kv = engine.kv
         self._device = engine.model.device
         self._max_positions = engine.info.max_positions
@@ -129,7 +136,7 @@ class Recycler:
     def matrix(self, session: int) -> dict[int, Candidates]:
         """Return a session's candidates by token, with what the newest step said."""
         self._learn()
-        return self._matrices.get(session, {})
+        return self._matrix_of(session)
 
     def _learn(self) -> None:
         """Write the rows of the noted step to the matrices. Of equal tokens the last row counts."""
@@ -146,6 +153,8 @@ class Recycler:
             self._matrix_of(step.items[item].session)[token] = said_after
 
     def _matrix_of(self, session: int) -> dict[int, Candidates]:
+        """Return the matrix that the session reads and writes, the newest from now on."""
+        session = 0 if self._is_shared else session
         matrix = self._matrices.pop(session, None)
         if matrix is None:
             matrix = {}
@@ -157,7 +166,7 @@ class Recycler:
     def _expanded(self, item: GuessItem, node: _Node, guessed: list[Followers]) -> Sequence[_Node]:
         """Add what follows the node to `guessed`. Return those whose followers are sought next."""
         position = len(item.prefix_slots) + len(node.path)
-        candidates = self._matrices.get(item.session, {}).get(node.token)
+        candidates = self._matrix_of(item.session).get(node.token)
         ends = node.token in self._ends and not item.sampling.ignore_eos
         if candidates is None or ends or position >= self._max_positions:
             return ()
@@ -185,7 +194,7 @@ def _ranked(candidates: Candidates, item: GuessItem, path: tuple[int, ...], posi
 
 
 def load_recycling(source: str, target: TargetModel, _vocabulary: Vocabulary) -> Recycling:
-    """Return the drafter for `recycling`. Raises `UserError` for arguments: it has none."""
-    if source != "recycling":
-        raise UserError(f"--drafter is {source!r}; recycling takes no arguments, so write recycling")
-    return Recycling(target)
+    """Return the drafter for `recycling` or `recycling:shared`. Raises `UserError` for other arguments."""
+    if source not in ("recycling", SHARED):
+        raise UserError(f"--drafter is {source!r}; it must be recycling, or {SHARED} with one matrix for all")
+    return Recycling(target, is_shared=source == SHARED)

@@ -160,14 +160,21 @@ def test_the_matrices_of_old_sessions_are_forgotten(monkeypatch: pytest.MonkeyPa
     engine = TorchEngine(model, 160, draft=Recycling(model))
     for key in (1, 2, 1, 3):
         engine.evaluate(StepPlan((Session(key, Slots(160)).chunk(PROMPT, [7]),)))
-    assert [len(recycler_of(engine).matrix(key)) for key in (1, 2, 3)] == [1, 0, 1]
+    assert [len(recycler_of(engine).matrix(key)) for key in (3, 1, 2)] == [1, 1, 0]
 
 
-def test_the_source_takes_no_arguments() -> None:
-    model, vocabulary = target("llama"), Vocabulary((b"a", b"b"))
-    assert isinstance(load_draft("recycling", model, vocabulary), Recycling)
+@pytest.mark.parametrize(("source", "is_shared"), [("recycling", False), ("recycling:shared", True)])
+def test_sessions_share_a_matrix_only_if_the_operator_says_so(source: str, is_shared: bool) -> None:
+    model = target("llama")
+    engine = TorchEngine(model, 160, draft=load_draft(source, model, Vocabulary((b"a", b"b"))))
+    engine.evaluate(StepPlan((Session(1, Slots(160)).chunk(PROMPT, [7]),)))
+    assert recycler_of(engine).matrix(1).keys() == {PROMPT[7]}
+    assert recycler_of(engine).matrix(2).keys() == ({PROMPT[7]} if is_shared else set())
+
+
+def test_other_arguments_are_refused() -> None:
     with wording.raises(UserError):
-        load_draft("recycling:8", model, vocabulary)
+        load_draft("recycling:8", target("llama"), Vocabulary((b"a", b"b")))
 
 
 def test_slots_of_the_drafter_count() -> None:
