@@ -5,8 +5,8 @@ whether the row became text or died. Guesses are read from it level by level. No
 wide and as deep as the rows are worth; how far to trust it is learnt as for any drafter.
 
 The authors keep one matrix over all texts, which begins warm. That is `recycling:shared`, for a verifier
-whose users trust each other. The speed of guesses lets them infer each other's texts (as `shared_texts` does, in
-`cloud_verifier.core.limits`). So by `recycling` each session has a matrix of its own, empty at first.
+whose users trust each other: the speed of guesses lets them infer each other's texts, as `shared_texts` does
+(`cloud_verifier.core.limits`). By `recycling` each session has a matrix of its own, empty at first.
 
 The authors' tree is a template of 80 nodes, ours grows by chances to the rows that a session may have.
 Penalties and bias do not change the candidates' scores.
