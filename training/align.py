@@ -58,6 +58,10 @@ CHECK_EVERY, PATIENCE = 50, 4
 """Updates between two measurements of the texts held out, and measurements without a better one after which
 the training ends."""
 
+EARLY, HARM = (5, 15), 0.02
+"""Updates with a measurement besides, and a loss of agreement after which the training goes back to its best
+weights and on with lower rates: published models bear less than small ones."""
+
 NEVER = -1e4
 """Logit of a token that a draft lacks."""
 
@@ -416,13 +420,14 @@ def _train(
     is `best` before any update. `measured` tells what the present weights know."""
     kept, worse = _kept(trainer), 0
     if checkpoint.state:
-        kept = {name: tensor for name, tensor in checkpoint.state.items() if name.startswith(BEST)}
-        trainer.load({name.removeprefix(BEST): tensor for name, tensor in kept.items()})
+        state = checkpoint.state.items()
+        kept = {name.removeprefix(BEST): tensor for name, tensor in state if name.startswith(BEST)}
+        trainer.load(kept)
         best = measured()
         trainer.restore(checkpoint.state)
         note(f"going on after {trainer.done} of {trainer.num_updates} updates")
     for numbers, left in trainer.updates():
-        if trainer.done % CHECK_EVERY and trainer.done < trainer.num_updates:
+        if trainer.done % CHECK_EVERY and trainer.done not in (*EARLY, trainer.num_updates):
             continue
         report = measured()
         shares = ", ".join(f"{share:.1%}" for share in (report.coupled, *report.by_mask))
@@ -433,15 +438,18 @@ def _train(
         worse += 1
         if report.known > best.known:
             best, kept, worse = report, _kept(trainer), 0
-        checkpoint.save(state=trainer.state() | kept)
+        elif report.known < best.known - HARM:
+            note("that did harm: going back to the best weights, with a quarter of the rates")
+            trainer.go_back(kept)
+        checkpoint.save(state=trainer.state() | {f"{BEST}{name}": tensor for name, tensor in kept.items()})
         if worse == PATIENCE:
             break
-    trainer.load({name.removeprefix(BEST): tensor for name, tensor in kept.items()})
+    trainer.load(kept)
     return best
 
 
 def _kept(trainer: Trainer) -> dict[str, Tensor]:
-    return {f"{BEST}{name}": tensor.clone() for name, tensor in trainer.weights().items()}
+    return {name: tensor.clone() for name, tensor in trainer.weights().items()}
 
 
 def _shown(report: dict[str, Any]) -> str:

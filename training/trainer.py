@@ -85,10 +85,10 @@ class Trainer:
         return {f"weights.{name}": weight.detach() for name, weight in self._parameters.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the parameters and the optimizer's moments by name."""
+        """Return the parameters and what the optimizer knows by name."""
         tensors = self.weights()
         tensors |= {f"moments.{name}": moment for name, moment in self._optimizer.moments.items()}
-        return tensors | {"done": torch.tensor(self.done)}
+        return tensors | {"done": torch.tensor(self.done), "share": torch.tensor(self._optimizer.share)}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -96,11 +96,17 @@ class Trainer:
         for name, weight in self._parameters.items():
             weight.copy_(state[f"weights.{name}"])
 
+    def go_back(self, weights: Mapping[str, Tensor]) -> None:
+        """Take earlier `weights`, and go on from there more slowly: the updates since then did harm."""
+        self.load(weights)
+        self._optimizer.slow_down()
+
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a `state` of a training with the same arguments."""
         self.load(state)
         for name, moment in self._optimizer.moments.items():
             moment.copy_(state[f"moments.{name}"])
+        self._optimizer.share = float(state["share"])
         self.done = int(state["done"])
         for _ in range(self.done):
             next(self._batches)
@@ -132,13 +138,21 @@ class Optimizer:
         self, parameters: Mapping[str, nn.Parameter], rates: tuple[float, float], tables: Collection[str]
     ) -> None:
         self._parameters, self._rates = parameters, rates
+        self.share = 1.0  # of the rates that is used
         self._by_adam = {name for name, weight in parameters.items() if weight.ndim < 2 or name in tables}
         self.moments = {f"{name}.mean": torch.zeros_like(weight) for name, weight in parameters.items()}
         self.moments |= {f"{name}.square": torch.zeros_like(parameters[name]) for name in self._by_adam}
 
+    def slow_down(self) -> None:
+        """Use a quarter of the present rates, and forget the direction of earlier updates."""
+        self.share *= 0.25
+        for moment in self.moments.values():
+            moment.zero_()
+
     @torch.no_grad()
     def step(self, factor: float) -> None:
         """Apply one update with `factor` times the highest rates, and clear the gradients."""
+        factor *= self.share
         for name, weight in self._parameters.items():
             gradient, mean = weight.grad, self.moments[f"{name}.mean"]
             if gradient is None:

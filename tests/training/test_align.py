@@ -12,7 +12,7 @@ from common.llama.model import LlamaModel, LlamaSettings
 from forerun.cli import main
 from forerun.demo_pair import DRAFT_GGUF
 from tests import wording
-from training.trainer import Trainer
+from training.trainer import Optimizer, Trainer
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama]
 
@@ -43,6 +43,27 @@ def test_the_best_weights_are_written(
     assert min(report["after"]["draft_step_ms"].values()) > 0.0
     assert (tmp_path / "out.gguf").read_bytes()[:4] == b"GGUF"
     assert not list(tmp_path.glob("*.training"))
+
+
+def test_rates_that_do_harm_are_lowered_until_they_do_not(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowed = list[float]()
+    slow_down = Optimizer.slow_down
+
+    def noted(optimizer: Optimizer) -> None:
+        slow_down(optimizer)
+        slowed.append(optimizer.share)
+        assert not any(moment.any() for moment in optimizer.moments.values())
+
+    monkeypatch.setattr(Optimizer, "slow_down", noted)
+    monkeypatch.setattr("training.align.CHECK_EVERY", 1)
+    monkeypatch.setattr("training.align.PATIENCE", 100)
+    monkeypatch.setattr("training.align.ALL_RATES", (8.0, 2.0))
+    assert main([*command, "--updates", "8"]) == 0
+    report = report_of(capsys)
+    assert slowed[:2] == [0.25, 0.0625]
+    assert report["after"]["coupled"] >= report["before"]["coupled"]
 
 
 def test_a_trimmed_draft_is_written_without_any_update(
