@@ -153,7 +153,7 @@ class _Writer:
         while True:
             tip = self._next(held, tip)
             held += 1
-            if tokens:
+            if tokens and guesses[-1]:
                 first = guesses[-1][0]
                 calibration.observe(first.scores, first.tokens.index(tip) if tip in first.tokens else None)
             tokens.append(tip)
