@@ -279,7 +279,6 @@ class SessionConfig:
     acceptance: Acceptance = COUPLED  # how the verifier decides
     logprobs: int | None = None  # report each token's, and this many of the likeliest; None = none
     privacy: Privacy | None = None  # least level on the wire; None = not sent to the verifier
-    judges_guesses: bool = False  # the draft model knows better than other nodes' own log-probabilities
     draft_top: int = MAX_TOKENS  # most tokens of a drawn draft; hardly possible ones are left out anyway
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class Growth:
         self.expansions: dict[int, Expansion] = {}  # of live nodes, by id
         self._overtaken: dict[int, int] = {}  # the token that followed each node still in draft
         self._policy = policy
-        self._judges, self._draws = config.judges_guesses, config.draws
+        self._draws = config.draws
         chances = chances or SeededChances(config.sampling.seed)
         facts = RuleFacts(self.view, self.expansions, self.calibration, config.acceptance, chances)
         self.rule = edge_rule(facts, is_coupled=not config.draws)
@@ -109,23 +109,24 @@ class Growth:
                 candidates = source.weigh(node.id, candidates)
             children = self._policy.branch(self.view, node, candidates)
             self.expansions[node.id] = self.rule.grown(said, len(children)) if self._draws else said
+            guesses = [TokenCandidate(token, live[each].logprob) for token, each in node.children.items()]
             for child in children:
                 self.tree.grow(node, child.token, child.logprob)
-            if self._judges:
-                for below in [live[each] for each in node.children.values()]:
-                    self.tree.revise(below, self.judged(node, below.token, below.logprob))
+            for token, logprob in () if self._draws else self.judged(node, guesses):
+                self.tree.revise(live[node.children[token]], logprob)
         self._overtaken.clear()
 
-    def judged(self, node: Node, token: int, logprob: float) -> float:
-        """Return the draft model's log chance of `token` after a node; beyond its candidates at most what
-        they leave. Where the model has not evaluated the node, return `logprob`."""
-        said = self.expansions.get(node.id)
-        if said is None:
-            return logprob
-        chances = promised(self.calibration.confidence, said.scores)
-        if token in said.tokens:
-            return chances[said.tokens.index(token)]
-        return min(logprob, math.log(max(1.0 - sum(map(math.exp, chances)), LEAST_MISS)))
+    def judged(self, node: Node, guesses: Sequence[TokenCandidate]) -> Sequence[TokenCandidate]:
+        """Return guesses of what follows a node with the draft model's chances, if it has evaluated the node
+        (staged speculation, arXiv 2308.04623): beyond its candidates at most what they leave."""
+        if not guesses or (said := self.expansions.get(node.id)) is None:
+            return guesses
+        chances = dict(zip(said.tokens, promised(self.calibration.confidence, said.scores), strict=True))
+        left = math.log(max(1.0 - sum(map(math.exp, chances.values())), LEAST_MISS))
+        guesses = [TokenCandidate(token, chances.get(token, min(worth, left))) for token, worth in guesses]
+        for source in self._sources:
+            guesses = source.weigh(node.id, guesses) if source.listens else guesses
+        return guesses
 
     def guess(self, *, beside_draft: bool, from_tip: bool = True) -> None:
         """Grow the continuation of given and of repeated text; beside a draft model, only its likely part.

@@ -64,7 +64,6 @@ def config_of(request: Open, fingerprint: bytes, **settings: object) -> SessionC
         committed=request.committed,
         logprobs=request.logprobs,
         patience=None,  # the device has a fallback of its own
-        judges_guesses=True,
     )
     return replace(config, **settings)  # type: ignore[arg-type]  # as the fields are
 
@@ -151,7 +150,8 @@ class RelaySession:
         assert node.parent is not None, "it hangs below another"
         tree = self.edge.tree
         parent = tree.tip if node.parent == self._tree.tip.id else self._twins[node.parent]
-        twin = tree.grow(parent, node.token, self.edge.growth.judged(parent, node.token, node.logprob))
+        ((token, chance),) = self.edge.growth.judged(parent, [TokenCandidate(node.token, node.logprob)])
+        twin = tree.grow(parent, token, chance)
         self._twins[node.id], self._numbers[twin.id] = twin, node.wire_id
 
     def _expects(self, node: int, tokens: Sequence[int]) -> None:

@@ -893,12 +893,15 @@ def test_near_the_tip_the_draft_says_the_tokens_and_behind_its_path_the_copied_t
     assert [row.token for row in expand.rows] == list(config.prompt[2:])
 
 
-def test_what_the_draft_thinks_of_a_guess_may_raise_its_promise() -> None:
+@pytest.mark.parametrize("agrees", [True, False])
+def test_the_draft_accepts_and_rejects_guesses(agrees: bool) -> None:
+    """Staged speculation, arXiv 2308.04623: the second stage verifies what the first one copied."""
     session = guessing(TreePolicy())
     guess = next(session.tree.speculative())
     before = guess.logprob
-    draft(session, (guess.token,), 0.1)
-    assert guess.logprob > before
+    draft(session, (guess.token if agrees else 99,), 0.1)
+    assert (guess.logprob > before) is agrees
+    assert guess.logprob != before
     session.check_integrity()
 
 
