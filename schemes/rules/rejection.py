@@ -29,11 +29,11 @@ def rejection(rows: RuleRows, chances: Chances, most: int | None = 1) -> dict[in
 
     def choose(row: int) -> int:
         law, offer, place = rows.law(row), rows.offer(row), rows.position(row)
+        if offer.draft is not None and rows.acceptance.rule is AcceptanceRule.CONTRASTIVE:
+            law = _contrasted(law, *remaining(offer.draft), rows.acceptance)
+        if rows.greedy:
+            return int(law.argmax())
         if offer.draft is not None:
-            if rows.acceptance.rule is AcceptanceRule.CONTRASTIVE:
-                law = _contrasted(law, *remaining(offer.draft), rows.acceptance)
-                if rows.greedy:
-                    return int(law.argmax())
             for turn, token in enumerate(offer.tokens[:most]):
                 tokens, shares = remaining(offer.draft, offer.tokens[:turn])
                 likely = float(shares[tokens.searchsorted(token)])

@@ -145,7 +145,7 @@ def ready(*words: str, **places: str) -> Daemon:
     address = f"127.0.0.1:{free_port()}"
     process = start("edge", *words, "--listen", address, "--threads", "1", **places)
     found = Daemon(process, Path(places["XDG_STATE_HOME"]) / "forerun", address)
-    wait_until(lambda: _is_ready(found), process)
+    wait_until(lambda: is_ready(found), process)
     return found
 
 
@@ -167,7 +167,7 @@ def accepts(address: str) -> bool:
     return True
 
 
-def _is_ready(daemon: Daemon) -> bool:
+def is_ready(daemon: Daemon) -> bool:
     import httpx
 
     try:

@@ -345,6 +345,17 @@ def test_contrastive_is_the_algorithm_of_its_paper(temperature: float) -> None:
         assert law[2] == 0
 
 
+def test_greedy_contrastive_writes_the_targets_best_where_no_draft_is_known() -> None:
+    models = Models(0)
+    models.write("target", (), 0.4, 0.35, 0.25)
+    for seed in range(20):
+        step = Step(models, temperature=0.0)
+        step.add((), -1, Offer())
+        assert step.written(Acceptance(AcceptanceRule.CONTRASTIVE), SeededChances(seed), coupled=0)[:1] == (
+            0,
+        )
+
+
 # Lossy rules ------------------------------------------------------------------------------------------------
 
 LAW = (0.5, 0.3, 0.15, 0.05, 0.0)
