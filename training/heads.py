@@ -71,7 +71,7 @@ class TrainOptions(HeadsOptions):
     depth: int = setting(
         6, "levels of guesses that they are trained for, exits (exit), or rows below a tip (pass)", "N", low=1
     )
-    texts: int = setting(960, "texts that the target writes", "N", low=1)
+    texts: int = setting(960, "texts that the target writes", "N", low=HELD_OUT_EVERY)
     steps: int = setting(1200, "updates of the heads' weights", "N", low=1)
     seed: int = setting(0, "seed of the texts and of their order", "N")
 

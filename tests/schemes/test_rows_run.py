@@ -40,7 +40,6 @@ from tests.training.logged import fill, some_prompts
 
 pytestmark = [
     *(pytest.mark.torch, pytest.mark.llama, pytest.mark.api, pytest.mark.grpc, pytest.mark.slow),
-    pytest.mark.xdist_group("rows"),
 ]
 
 TARGET, DRAFT = str(demo_models.TARGET_DIR), str(demo_models.DRAFT_GGUF)
