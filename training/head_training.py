@@ -20,7 +20,7 @@ from torch.nn import functional
 from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from schemes.drafters.heads import ExitHeads, Heads, LookAhead, MedusaHeads, logits_of
+from schemes.drafters.heads import ExitHeads, Heads, LookAhead, MedusaHeads, RecurrentHead, logits_of
 from training.lessons import shared_noise
 from training.trainer import Losses, side_by_side
 from training.unrolled import UnrolledAttention
@@ -80,8 +80,7 @@ def head_losses(heads: Heads, target: TargetModel, texts: Sequence[WrittenText])
     def losses(places: Sequence[int], done: float) -> Iterator[Tensor]:
         batch = Batch.of([texts[place] for place in places])
         all_levels = num_trained(heads)
-        is_at_once = isinstance(heads, ExitHeads | MedusaHeads)
-        depth = all_levels if is_at_once else num_levels(done, all_levels)
+        depth = num_levels(done, all_levels) if isinstance(heads, RecurrentHead) else all_levels
         levels = level_losses(heads, target, batch, depth)
         yield torch.stack([LEVEL_WEIGHT**level * loss for level, loss in enumerate(levels)])
 
