@@ -445,7 +445,7 @@ class VerifyScheduler:
             request.sampling.ends(self._eos),
             self.config.max_live_nodes,
             now,
-            self._sources(request, caller.tenant),
+            self._sources(request, caller.tenant) if request.fill else (),
             caller.tenant,
             caller.deadline_at,
             self.config.judge,
@@ -465,8 +465,6 @@ class VerifyScheduler:
 
     def _sources(self, request: Open, tenant: str) -> list[VerifierSource]:
         """Return the verifier's own sources of proposals for a session, besides the engine's drafter."""
-        if not request.fill:
-            return []
         sources = [source(request.prompt) for source in self.config.sources]
         if self.config.recall:
             lookup = PromptLookup(request.prompt, self.tenants.texts.of(tenant))
