@@ -12,7 +12,8 @@ from common.offers import offered
 
 DRAFTERS, SOURCES = "forerun.drafters", "forerun.verifier_sources"
 """Entry points of what `--drafter` names, by kind: what runs beside a target on torch, and sources without a
-model."""
+model. One of these takes the words, and returns the most rows of a session (`num_rows`) and what makes a
+session's `VerifierSource` from its prompt (`source`)."""
 
 CONFIG = "config.json"
 HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)

@@ -126,10 +126,10 @@ class TargetSection:
     )
     drafter: str | None = setting(
         None,
-        "the verifier's own drafter: heads of `forerun heads train`, EAGLE-3 heads, a small model of the "
-        "target's vocabulary, mtp, the prediction module of the target's checkpoint, exit:K, the target's "
-        "first K layers, skip:LIST, all but these, recycling, jacobi:N or lookahead:W,N,G, its own choices",
-        form="a file, a folder, a hub id, or one of these words",
+        "the verifier's own drafter (docs/targets.md): heads of `forerun heads train`, EAGLE-3 heads, a "
+        "small model of the target's vocabulary, or mtp, exits:GAMMA:FILE, exit:K, skip:LIST, recycling, "
+        "recycling:shared, jacobi:N, lookahead:W,N,G",
+        form="a file, a folder, a hub id or one of the words",
         is_common=True,
         excludes={"tensor_parallel": "a drafter needs the whole target"},
     )
@@ -429,9 +429,9 @@ class VerifierConfig:
         limits = replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
         if kind := drafter_kind(target.drafter or "", SOURCES):
             missing = UserError(f"no installed package offers the drafter {kind}")
-            window = offer(SOURCES, kind, missing)(target.drafter)
-            most = max(limits.max_nodes_per_session, window.num_rows + 1)
-            limits = replace(limits, sources=(window.source,), max_nodes_per_session=most)
+            found = offer(SOURCES, kind, missing)(target.drafter)
+            most = max(limits.max_nodes_per_session, found.num_rows + 1)
+            limits = replace(limits, sources=(found.source,), max_nodes_per_session=most)
         return limits
 
 

@@ -435,12 +435,13 @@ def _train(
             f"update {trainer.done} of {trainer.num_updates}: {options.loss} {numbers[0]:.3f}, "
             f"{shares} of the target's choices, {left:.0f} s left"
         )
-        worse += 1
+        worse += trainer.done not in EARLY
         if report.known > best.known:
             best, kept, worse = report, _kept(trainer), 0
         elif report.known < best.known - HARM:
             note("that did harm: going back to the best weights, with a quarter of the rates")
             trainer.go_back(kept)
+            worse = 0
         checkpoint.save(state=trainer.state() | {f"{BEST}{name}": tensor for name, tensor in kept.items()})
         if worse == PATIENCE:
             break

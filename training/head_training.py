@@ -20,7 +20,7 @@ from torch.nn import functional
 from cloud_verifier.core.engine_protocol import IntArray
 from cloud_verifier.engine.attention.backend import KVStore, StepAttention, StepContext, current_step
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from schemes.drafters.heads import ExitHeads, Heads, LookAhead, MedusaHeads, RecurrentHead, logits_of
+from schemes.drafters.heads import ExitHeads, Heads, MedusaHeads, PassRows, RecurrentHead, logits_of
 from training.lessons import shared_noise
 from training.trainer import Losses, side_by_side
 from training.unrolled import UnrolledAttention
@@ -89,7 +89,7 @@ def head_losses(heads: Heads, target: TargetModel, texts: Sequence[WrittenText])
 
 def num_trained(heads: Heads) -> int:
     """Return the levels that a training has, exits or rows below a tip: the depth of the heads' file."""
-    return heads.num_trained if isinstance(heads, ExitHeads | LookAhead) else heads.depth
+    return heads.num_trained if isinstance(heads, ExitHeads | PassRows) else heads.depth
 
 
 def num_levels(done: float, depth: int) -> int:
@@ -108,7 +108,7 @@ def level_states(heads: Heads, tokens: Tensor, hidden: Tensor, depth: int) -> It
     if isinstance(heads, ExitHeads):
         yield from heads.read(tokens)
         return
-    if isinstance(heads, LookAhead):
+    if isinstance(heads, PassRows):
         passes = UnrolledAttention()
         with current_step(StepContext(cast(KVStore, passes), tokens, cast(StepAttention, passes))):
             with torch.no_grad():
@@ -134,9 +134,14 @@ def level_losses(heads: Heads, target: TargetModel, batch: Batch, depth: int) ->
     with torch.no_grad():
         wanted = logits_of(target, batch.hidden).log_softmax(dim=-1)
     for states in level_states(heads, batch.tokens, batch.hidden, depth):
-        got, rows = logits_of(target, states).log_softmax(dim=-1), slice(-states.shape[1], None)
+        got, rows = logits_of(target, states).log_softmax(dim=-1), _last(states, batch)
         apart = functional.kl_div(got, wanted[:, rows], reduction="none", log_target=True).sum(dim=-1)
         yield apart[batch.is_real[:, rows]].mean()
+
+
+def _last(states: Tensor, batch: Batch) -> slice:
+    """Return the rows of a batch that a level's states are of: the last ones, perhaps none."""
+    return slice(batch.tokens.shape[1] - states.shape[1], None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,7 @@ def accuracy(
         noise = (shared_noise(number, logits) * temperature).float()
         chosen = logits.argmax(dim=-1), (logits + noise).argmax(dim=-1)
         for level, states in enumerate(level_states(heads, batch.tokens, batch.hidden, depth)):
-            own, rows = logits_of(target, states)[0], slice(-states.shape[1], None)
+            own, rows = logits_of(target, states)[0], _last(states, batch)
             hits[level, 0] += (own.argmax(dim=-1) == chosen[0][rows]).sum().item()
             hits[level, 1] += ((own + noise[rows]).argmax(dim=-1) == chosen[1][rows]).sum().item()
             num_rows[level] += len(own)

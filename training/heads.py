@@ -190,7 +190,7 @@ def _searched(options: HeadsCheckOptions) -> str:
         note(f"skip:{numbered(each.skipped)}  {told}")
         sets.append(each)
     best = max(sets, key=lambda each: each.pace, default=None)
-    if best is None:
+    if best is None or best.pace <= 1.0:
         raise UserError(f"model '{options.model}' has no layer to spare; take another drafter")
     drafter = f"{SKIP}:{numbered(best.skipped)}"
     note(f"best: {drafter}, at most {best.pace:.2f} times the pace without drafts by shares of weights")

@@ -106,7 +106,7 @@ class Trainer:
         self.load(state)
         for name, moment in self._optimizer.moments.items():
             moment.copy_(state[f"moments.{name}"])
-        self._optimizer.share = float(state["share"])
+        self._optimizer.share = float(state.get("share", 1.0))
         self.done = int(state["done"])
         for _ in range(self.done):
             next(self._batches)

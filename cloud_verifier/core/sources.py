@@ -17,7 +17,8 @@ class VerifierSource(TokenSource):
         return False
 
     def forget(self, tree: SpeculationTree, nodes: Sequence[Node]) -> None:
-        """Take leave of a step's nodes, the tip first: they are text now, or dead."""
+        """Take leave of a step's nodes, the tip first: they are text now, or dead. A chunk of a prompt has
+        none."""
 
 
 class RecalledText(CopiedText, VerifierSource):

@@ -296,7 +296,7 @@ def exit_layers(num_layers: int, num_exits: int) -> tuple[int, ...]:
     return tuple(round(num_layers * number / (num_exits + 1)) for number in range(1, num_exits + 1))
 
 
-class LookAhead(nn.Module, DraftModel):
+class PassRows(nn.Module, DraftModel):
     """Learnt embeddings that stand for the next tokens, in rows of the target below the tip (PaSS: Monea et
     al. 2023, arXiv 2311.13581).
 
@@ -354,9 +354,9 @@ class LookAhead(nn.Module, DraftModel):
         return self._hidden
 
 
-Heads = RecurrentHead | MedusaHeads | ExitHeads | LookAhead
+Heads = RecurrentHead | MedusaHeads | ExitHeads | PassRows
 KINDS: dict[str, type[Heads]] = {
-    each.kind: each for each in (RecurrentHead, MedusaHeads, ExitHeads, LookAhead)
+    each.kind: each for each in (RecurrentHead, MedusaHeads, ExitHeads, PassRows)
 }
 
 

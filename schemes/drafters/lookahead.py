@@ -35,7 +35,7 @@ FORMS = {"jacobi": ("jacobi:N", (8,)), "lookahead": ("lookahead:W,N,G", (5, 3, 5
 """Arguments of each kind, and those that are meant if none are given."""
 
 NEWEST, OTHER, LEVEL_0 = (0.5, 0.7), (0.2, 0.6), (0.2, 0.3)
-"""Chances of the first token and of each further one before they are measured: of the newest n-gram, of
+"""Chances of a first token and of each further one, as long as none was measured: of the newest n-gram, of
 others, and of level 0."""
 
 WON_BY_ROW = 0.05
@@ -112,9 +112,8 @@ class Lookahead(VerifierSource):
         self._window = window
         some = list(prompt[-window.num_columns :]) * window.num_columns
         self.levels = [some[: window.num_columns]]  # [level][column], the oldest first
-        self.pool = OrderedDict[
-            int, list[tuple[int, ...]]
-        ]()  # by first token: what follows, the newest first
+        # By first token: what follows, the newest first.
+        self.pool = OrderedDict[int, list[tuple[int, ...]]]()
         self._newest, self._other = _chances(NEWEST, window.ngram - 1), _chances(OTHER, window.ngram - 1)
         self._level_0 = _chances(LEVEL_0, window.num_columns - 1)
         self._won_by_row = RatioEstimator(WON_BY_ROW, 10 * PRIOR_WEIGHT, 10 * HALF_LIFE)
@@ -123,10 +122,12 @@ class Lookahead(VerifierSource):
         self._ends: list[int | None] = []  # by column: id of its last node; None: it had no room
         self._rows = set[int]()  # ids of the window's nodes
         self._num_foretold = 0  # tokens since the tip, by n-grams
+        self._num_written = 0  # tokens since the window moved
 
     def grow(
         self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
     ) -> None:
+        self._move(self.levels, self._num_written)  # past steps that evaluated nothing but a tip
         tip, most = tree.tip, tree.num_speculative + room
         self.levels[0][0] = tip.token
         grams = self.pool.get(tip.token, ())
@@ -147,14 +148,16 @@ class Lookahead(VerifierSource):
             self._rows.update(node.id for node in path[1:])
 
     def learn(self, node: int, token: int) -> None:
+        self._num_written += 1
         self._first.learn(token)
         hits = [chain.learn(token) for chain in self._ngrams]
         self._num_foretold += any(hits)
 
     def forget(self, tree: SpeculationTree, nodes: Sequence[Node]) -> None:
         """Move the window on by the step's choices, and keep its n-grams."""
-        choices = {node.id: node.choice for node in nodes}
-        num_passed = tree.tip_position - nodes[0].position - 1  # tokens beyond the first
+        if not nodes:  # a chunk of the prompt
+            return
+        choices, num_passed = {node.id: node.choice for node in nodes}, self._num_written - 1
         if num_rows := len(self._rows & choices.keys()):
             self._won_by_row.add(min(self._num_foretold, num_passed), num_rows)
         ends = [*self._ends, *[None] * self._window.num_columns]
@@ -163,8 +166,11 @@ class Lookahead(VerifierSource):
         if is_full and self._window.most:
             self._keep(chosen)
         newest = [old if new is None else new for old, new in zip(self.levels[-1], chosen, strict=True)]
-        shift = (num_passed if is_full else num_passed + 1) % self._window.num_columns
-        levels = [*self.levels[is_full:], newest]
+        self._move([*self.levels[is_full:], newest], num_passed if is_full else num_passed + 1)
+
+    def _move(self, levels: Sequence[list[int]], num_places: int) -> None:
+        """Take `levels` as the window, so many places on. What falls out begins anew at the far end."""
+        shift, self._num_written = num_places % self._window.num_columns, 0
         self.levels = [[*level[shift:], *level[:shift]] for level in levels]
 
     def _keep(self, chosen: Sequence[int | None]) -> None:

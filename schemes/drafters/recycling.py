@@ -5,8 +5,9 @@ whether the row became text or died. Guesses are read from it level by level. No
 wide and as deep as the rows are worth; how far to trust it is learnt as for any drafter.
 
 The authors keep one matrix over all texts, which begins warm. That is `recycling:shared`, for a verifier
-whose users trust each other: the speed of guesses lets them infer each other's texts, as `shared_texts` does
-(`cloud_verifier.core.limits`). By `recycling` each session has a matrix of its own, empty at first.
+whose users trust each other. The speed of guesses lets them infer each other's texts, as `shared_texts` does
+(`cloud_verifier.core.limits`), and a lossy rule may write a guess, so a text then depends on others.
+By `recycling` each session has a matrix of its own, empty at first.
 
 The authors' tree is a template of 80 nodes, ours grows by chances to the rows that a session may have.
 Penalties and bias do not change the candidates' scores.
@@ -42,7 +43,7 @@ NUM_CANDIDATES = 8
 SHARED = "recycling:shared"
 
 MOST_MATRICES = 256
-"""Sessions whose matrices are kept, the newest. A matrix takes 100 bytes for each token that had a row."""
+"""Sessions whose matrices are kept, the newest. A matrix takes 300 bytes for each token that had a row."""
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -68,6 +69,12 @@ class Candidates(NamedTuple):
 
     tokens: IntArray  # [K]
     logits: FloatArray  # [K]
+
+    @classmethod
+    def of(cls, said: FloatArray) -> Candidates:
+        """Divide ids and logits [2 K]."""
+        ids, logits = np.split(said, 2)
+        return cls(ids.astype(np.int64), logits)
 
 
 class Recycling:
@@ -104,7 +111,7 @@ class Recycler:
         self._device = engine.model.device
         self._max_positions = engine.info.max_positions
         self._ends = frozenset(engine.info.eos_token_ids)
-        self._matrices: dict[int, dict[int, Candidates]] = {}  # by session, then by token; the newest last
+        self._matrices: dict[int, dict[int, FloatArray]] = {}  # by session, then by token; the newest last
         self._noted: PackedStep | None = None  # the newest step, whose rows are not learnt yet
 
     @property
@@ -136,7 +143,7 @@ class Recycler:
     def matrix(self, session: int) -> dict[int, Candidates]:
         """Return a session's candidates by token, with what the newest step said."""
         self._learn()
-        return self._matrix_of(session)
+        return {token: Candidates.of(said) for token, said in self._matrix_of(session).items()}
 
     def _learn(self) -> None:
         """Write the rows of the noted step to the matrices. Of equal tokens the last row counts."""
@@ -145,15 +152,14 @@ class Recycler:
             return
         slots = torch.from_numpy(step.slots[step.outputs]).to(self._device)
         said = self._kv.features.index_select(0, slots).cpu().numpy()
-        ids, logits = np.split(said, 2, axis=1)
-        candidates = map(Candidates, ids.astype(np.int64), logits)
         items = np.searchsorted(step.starts, step.outputs, side="right") - 1
         tokens = step.tokens[step.outputs].tolist()
-        for item, token, said_after in zip(items.tolist(), tokens, candidates, strict=True):
-            self._matrix_of(step.items[item].session)[token] = said_after
+        for item, token, said_after in zip(items.tolist(), tokens, said, strict=True):
+            self._matrix_of(step.items[item].session)[token] = said_after.copy()  # not all rows with it
 
-    def _matrix_of(self, session: int) -> dict[int, Candidates]:
-        """Return the matrix that the session reads and writes, the newest from now on."""
+    def _matrix_of(self, session: int) -> dict[int, FloatArray]:
+        """Return the matrix that the session reads and writes, the newest from now on: ids and logits [2 K]
+        by token."""
         session = 0 if self._is_shared else session
         matrix = self._matrices.pop(session, None)
         if matrix is None:
@@ -166,11 +172,11 @@ class Recycler:
     def _expanded(self, item: GuessItem, node: _Node, guessed: list[Followers]) -> Sequence[_Node]:
         """Add what follows the node to `guessed`. Return those whose followers are sought next."""
         position = len(item.prefix_slots) + len(node.path)
-        candidates = self._matrix_of(item.session).get(node.token)
+        said = self._matrix_of(item.session).get(node.token)
         ends = node.token in self._ends and not item.sampling.ignore_eos
-        if candidates is None or ends or position >= self._max_positions:
+        if said is None or ends or position >= self._max_positions:
             return ()
-        followers = _ranked(candidates, item, node.path, position)
+        followers = _ranked(Candidates.of(said), item, node.path, position)
         guessed.append(followers)
         if len(node.path) + 1 >= min(item.depth, MOST_LEVELS):
             return ()

@@ -1,6 +1,7 @@
 """Every command in the rows of docs/schemes.md runs on a small real pair, and keeps the law of its kind.
 
-A lossless scheme writes the target's own text, a lossy rule only what its own criterion lets pass."""
+A lossless scheme writes the target's own text. A lossy rule's greedy text passes its own criterion; those of
+a judge and of a second look only have to be written."""
 
 from __future__ import annotations
 

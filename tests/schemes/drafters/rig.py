@@ -15,7 +15,7 @@ from cloud_verifier.engine.torch_engine import OwnDraft, TorchEngine
 from common.calibration import Confidence
 from common.sampling import SamplingParams
 from schemes.drafters.drafter import DraftModel
-from schemes.drafters.heads import ExitHeads, LookAhead, MedusaHeads, RecurrentHead, keep_features
+from schemes.drafters.heads import ExitHeads, MedusaHeads, PassRows, RecurrentHead, keep_features
 from schemes.drafters.whole_models import EarlyExit, SkippedLayers, SmallModel
 from tests.cloud_verifier.engine.tiny import Session, Slots, ints, plain_model
 
@@ -44,7 +44,7 @@ def draft_of(kind: str, model: TargetModel) -> DraftModel:
             torch.nn.init.normal_(heads.weights, std=0.3)
             return heads
         case "pass":
-            ahead = LookAhead(model, DEPTH - 1).requires_grad_(False)
+            ahead = PassRows(model, DEPTH - 1).requires_grad_(False)
             for embedding in ahead.embeddings:
                 torch.nn.init.normal_(embedding, std=0.3)
             return ahead

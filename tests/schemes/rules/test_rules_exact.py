@@ -369,7 +369,7 @@ def test_a_batch_saves_rejections_where_a_draft_begins_and_nowhere_else(name: st
     assert mean > BIASED, "the chains' later tokens are still rejected"
 
 
-# Why the conditions of docs/schemes.md are conditions ----------------------------------------------------
+# Why the conditions of lab/docs/rules.md are conditions ---------------------------------------------------
 
 
 def left_out_by_value(bench: HonestEdge) -> None:

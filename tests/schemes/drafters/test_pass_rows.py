@@ -12,7 +12,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.choice import rank
 from common.sampling import SamplingParams
 from schemes.drafters import drafter as drafter_module
-from schemes.drafters.heads import HeadsLabel, LookAhead, load_heads, save_heads
+from schemes.drafters.heads import HeadsLabel, PassRows, load_heads, save_heads
 from tests.cloud_verifier.engine.tiny import target
 from tests.schemes.drafters.rig import (
     DEPTH,
@@ -33,13 +33,13 @@ pytestmark = pytest.mark.torch
 SIGHT = DEPTH - 1
 
 
-def rows_of(model: TargetModel) -> LookAhead:
+def rows_of(model: TargetModel) -> PassRows:
     heads = draft_of("pass", model)
-    assert isinstance(heads, LookAhead)
+    assert isinstance(heads, PassRows)
     return heads
 
 
-def plain_rows(model: TargetModel, heads: LookAhead, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def plain_rows(model: TargetModel, heads: PassRows, text: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits and last hidden states of a text's last row and of all rows below it, by transformers alone."""
     states = list[torch.Tensor]()
     hook = model.decoder.register_forward_hook(lambda _module, _inputs, output: states.append(output[0]))
@@ -101,6 +101,6 @@ def test_a_file_gives_the_rows_back(tmp_path: Path) -> None:
     model, path = target("llama"), tmp_path / "heads.safetensors"
     save_heads(rows_of(model), HeadsLabel.of("pass", SIGHT, model, FINGERPRINT), path)
     loaded = load_heads(path, model, VOCABULARY)
-    assert isinstance(loaded, LookAhead)
+    assert isinstance(loaded, PassRows)
     assert (loaded.num_ahead, loaded.depth) == (SIGHT, DEPTH)
     assert path.stat().st_size < 4096
