@@ -120,7 +120,7 @@ PLACES = "forerun.places"
 scheme is PLACE or PLACE:POLICY; without a policy it is `adaptive`."""
 
 
-class ClairvoyantPolicy:
+class ClairvoyantPolicy(GrowthPolicy):
     """Knows which of the draft's candidates is right, and proposes nothing else: the bound.
 
     The policy cannot propose what the draft does not offer, and its draft steps take the usual time.

@@ -131,9 +131,8 @@ class Growth:
     def guess(self, *, beside_draft: bool, from_tip: bool = True) -> None:
         """Grow the continuation of given and of repeated text; beside a draft model, only its likely part.
 
-        Not `from_tip`: only where the likeliest path ends. A draft step has made that longer, and where the
-        text is known the draft model need not go on token by token: it evaluates the guesses as one batch
-        (CS drafting, arXiv 2312.11462; staged speculation, arXiv 2308.04623).
+        A judged token that is copied again has the better of both chances. Not `from_tip`: only where the
+        likeliest path ends, after a draft step; the draft evaluates these as one batch (arXiv 2312.11462).
         """
         surely = SURELY_GUESSED if beside_draft else LEAST
         last, room = self.view.last_position, self.view.credit_left  # unsent drafts take no credit
@@ -195,11 +194,10 @@ with texts that it may repeat."""
 def _sources_of(config: SessionConfig, shared: SharedTexts, policy: GrowthPolicy) -> list[ProposalSource]:
     """Return a session's sources in the order in which they grow; of a synchronous scheme, its own."""
     if policy.name == "off" or not policy.fill:
-        return list(policy.sources(config.begins_with, shared)) if hasattr(policy, "sources") else []
+        return list(policy.sources(config.begins_with, shared if config.recall else NO_TEXTS, config.recall))
     sources: list[ProposalSource] = [entry.load()() for entry in offered(SOURCES).values()]
     if config.references:
-        made = [entry.load() for entry in offered(REFERENCES).values()]
-        sources += [make(config.references, config.committed) for make in made]
+        sources += [each.load()(config.references, config.committed) for each in offered(REFERENCES).values()]
     if config.recall:
         sources.append(EarlierText(config.begins_with, shared))
     return sources

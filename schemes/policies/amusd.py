@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.tree import Node
-from edge_client.core.policies.base import GrowthView, Offered, expandable, unsent
+from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, expandable, unsent
 
 
-class AmusdPolicy:
+class AmusdPolicy(GrowthPolicy):
     """Grows one chain without end, below a verifier that never waits (AMUSD, arXiv 2410.17375)."""
 
     name = "amusd"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from common.prompt_lookup import LEAST, WINDOW, SharedTexts
-from common.suffix_index import FIRST
+from common.suffix_index import DEPTH, FIRST, GrowingIndex
 from common.tree import Node, SpeculationTree
-from edge_client.core.policies.base import GrowthView, Offered, check_counts, unsent
+from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, check_counts, unsent
 from edge_client.core.proposal_source import ProposalSource
 
 Tokens = tuple[int, ...]
@@ -60,9 +60,19 @@ class NgramTrees(ProposalSource):
     The dynamic table has the session's prompt and text, the frozen one earlier texts.
     """
 
-    def __init__(self, dynamic: FollowerTable, frozen: FollowerTable, text: Sequence[int], most: int) -> None:
-        """Args: text, the session's so far; most, nodes of a tree."""
-        self._dynamic, self._frozen, self._most = dynamic, frozen, most
+    copies = True
+
+    def __init__(
+        self,
+        dynamic: FollowerTable,
+        frozen: FollowerTable,
+        text: Sequence[int],
+        most: int,
+        written: GrowingIndex | None = None,
+    ) -> None:
+        """Args: text, the session's so far; most, nodes of a tree; written, the index that takes the text."""
+        self._dynamic, self._frozen, self._most, self._written = dynamic, frozen, most, written
+        self._before, self._unshared = text[-DEPTH:], list[int]()
         self._tail = list(text[-dynamic.length :])
         dynamic.read(text[-WINDOW:])
 
@@ -93,9 +103,16 @@ class NgramTrees(ProposalSource):
     def learn(self, node: int, token: int) -> None:
         self._tail = [*self._tail, token][-self._dynamic.length :]
         self._dynamic.read(self._tail)
+        self._unshared.append(token)
+
+    def close(self) -> None:
+        if self._written is not None and self._unshared:
+            self._written.separate(self._before)
+            self._written.extend(self._unshared)
+            self._before, self._unshared = [*self._before, *self._unshared][-DEPTH:], []
 
 
-class CachebackPolicy:
+class CachebackPolicy(GrowthPolicy):
     """Sends a tree of n-grams a round, without fill and without the draft model."""
 
     name = "cacheback"
@@ -106,7 +123,7 @@ class CachebackPolicy:
         check_counts(leader=leader, follower=follower, followers=followers, nodes=nodes)
         self._sizes, self._nodes = (leader, follower, MOST_LEADERS, followers), nodes
 
-    def sources(self, text: Sequence[int], shared: SharedTexts) -> Sequence[ProposalSource]:
+    def sources(self, text: Sequence[int], shared: SharedTexts, recall: bool) -> Sequence[ProposalSource]:
         """Return the tables of a session that begins with `text`. The frozen one has the end of earlier
         texts."""
         frozen = FollowerTable(*self._sizes)
@@ -116,7 +133,7 @@ class CachebackPolicy:
                 tokens = shared.written.tokens(place, end - place)
                 frozen.read(tokens)
                 place += len(tokens) + 1  # over the gap between two texts
-        return (NgramTrees(FollowerTable(*self._sizes), frozen, text, self._nodes),)
+        return (NgramTrees(FollowerTable(*self._sizes), frozen, text, self._nodes, shared.written),)
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         return ()

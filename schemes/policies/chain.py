@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from common.tree import Node
 from edge_client.core.policies.base import (
+    GrowthPolicy,
     GrowthView,
     Offered,
     can_expand,
@@ -16,7 +17,7 @@ from edge_client.core.policies.base import (
 )
 
 
-class ChainPolicy:
+class ChainPolicy(GrowthPolicy):
     """Drafts the best token after the best token while verdicts travel, as long as the path is likelier than
     `cut`. AMUSD, PEARL and PicoSpec work much like this."""
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from common.errors import UserError
 from common.tree import Node
 from edge_client.core.policies.base import (
+    GrowthPolicy,
     GrowthView,
     Offered,
     can_expand,
@@ -19,7 +20,7 @@ from edge_client.core.policies.base import (
 from schemes.policies.rounds import likeliest_first, main_line, round_time
 
 
-class ParkedPolicy:
+class ParkedPolicy(GrowthPolicy):
     """Sends a chain and branches ahead and parks them at the verifier (our own; docs/schemes.md).
 
     A miss that a branch foresaw costs no round trip: the branch is already at the verifier.

@@ -12,7 +12,7 @@ from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
 from common.prompt_lookup import LEAST, PromptLookup, SharedTexts
 from common.tree import Node, SpeculationTree
-from edge_client.core.policies.base import GrowthView, Offered, can_expand
+from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, can_expand
 from edge_client.core.proposal_source import ProposalSource
 from schemes.policies.rounds import MAX_BLOCK, likeliest_first, main_line, tokens_per_round
 
@@ -37,7 +37,7 @@ def fan_outs(block: int, acceptance: float, budget: float, exponent: float) -> l
     return [budget * share / sum(shares) for share in shares]
 
 
-class SaguaroPolicy:
+class SaguaroPolicy(GrowthPolicy):
     """Sends blocks, and caches the next block of each likely verdict (SSD / Saguaro, arXiv 2603.03251).
 
     While a block is in flight its likely ends (k accepted, another token) each get a block of their own, all
@@ -73,9 +73,10 @@ class SaguaroPolicy:
         self.view: GrowthView | None = None  # of the session, once it has begun
         self._backup = backup
 
-    def sources(self, text: Sequence[int], shared: SharedTexts) -> Sequence[ProposalSource]:
-        """Return what else proposes in a session that begins with `text`."""
-        return (Backup(self, PromptLookup(text, shared), self._backup),) if self._backup else ()
+    def sources(self, text: Sequence[int], shared: SharedTexts, recall: bool) -> Sequence[ProposalSource]:
+        """Return the backup of a session that begins with `text`, if it may copy."""
+        copies = recall and self._backup
+        return (Backup(self, PromptLookup(text, shared), self._backup),) if copies else ()
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         place, block = min(self._place(view, node), self._block), self._block
@@ -183,6 +184,8 @@ class SaguaroPolicy:
 
 class Backup(ProposalSource):
     """Copies what follows an unforeseen verdict from the text so far: the paper's fast backup speculator."""
+
+    copies = True
 
     def __init__(self, policy: SaguaroPolicy, lookup: PromptLookup, most: int) -> None:
         """Args: most, tokens at a time."""

@@ -8,6 +8,7 @@ from common.errors import UserError
 from common.messages import MAX_NODES
 from common.tree import Node
 from edge_client.core.policies.base import (
+    GrowthPolicy,
     GrowthView,
     Offered,
     can_expand,
@@ -17,7 +18,7 @@ from edge_client.core.policies.base import (
 from schemes.policies.rounds import likeliest_first
 
 
-class SpecEdgePolicy:
+class SpecEdgePolicy(GrowthPolicy):
     """Sends a tree per round trip, and grows one ahead of the verdict (SpecEdge, arXiv 2505.17052).
 
     While a tree is in flight its likeliest leaf and that leaf's likeliest successor are taken for the verdict

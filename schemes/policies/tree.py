@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from common.tree import Node
 from edge_client.core.policies.base import (
+    GrowthPolicy,
     GrowthView,
     Offered,
     as_wide_as_it_pays,
@@ -22,7 +23,7 @@ from edge_client.core.policies.base import (
 )
 
 
-class TreePolicy:
+class TreePolicy(GrowthPolicy):
     """Drafts the likeliest unexpanded nodes, as many as pay up to `width`, and sends all, likeliest first."""
 
     name = "tree"

@@ -18,6 +18,7 @@ from edge_client.core.effects import Mode, ModeStatus
 from edge_client.core.policies.arrival_forecast import ArrivalCases, wait_for
 from edge_client.core.policies.base import (
     PATH_LOGPROB,
+    GrowthPolicy,
     GrowthView,
     Offered,
     as_wide_as_it_pays,
@@ -57,7 +58,7 @@ class AdaptiveSettings:
             )
 
 
-class AdaptivePolicy:
+class AdaptivePolicy(GrowthPolicy):
     """Drafts the nodes that promise most in time, as wide as that pays; sends nodes that can still help."""
 
     name = "adaptive"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from common.calibration import Survival
 from common.errors import UserError
 from common.estimators import IntervalEstimator, LinearTimeEstimator, RatioEstimator, RttEstimator
+from common.prompt_lookup import SharedTexts
 from common.tree import Node, SpeculationTree
 from edge_client.core.draft_times import DraftTimes
 from edge_client.core.server_pace import ServerPace
@@ -65,23 +66,23 @@ class GrowthView:
 
 
 class GrowthPolicy(Protocol):
-    """Decides which nodes exist, are drafted next and are sent. `fill`: the verifier may go on without a
-    draft. A policy without it may make sources of its own: `sources(text, shared)`."""
+    """Decides which nodes exist, are drafted next and are sent."""
 
     name: str
-    fill: bool
+    fill: bool  # the verifier may go on without a draft
+
+    def sources(self, text: Sequence[int], shared: SharedTexts, recall: bool) -> Sequence[Any]:
+        """Return own `ProposalSource`s, without fill the only ones. `recall`: they may copy earlier text."""
+        return ()
 
     def branch(self, view: GrowthView, node: Node, candidates: Offered) -> Offered:
         """Return the candidates that become children of `node`, which has just been drafted."""
-        ...
 
     def expand(self, view: GrowthView) -> Sequence[Node]:
         """Return the nodes of the next draft step, parents first; none to rest until there is news."""
-        ...
 
     def send(self, view: GrowthView) -> Sequence[Node]:
         """Return the unsent nodes to send now, parents first, at most `view.credit_left`."""
-        ...
 
 
 def unsent(view: GrowthView) -> list[Node]:

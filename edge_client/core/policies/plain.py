@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.tree import Node
-from edge_client.core.policies.base import GrowthView, Offered, check_counts, expandable, unsent
+from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, check_counts, expandable, unsent
 
 
-class OffPolicy:
+class OffPolicy(GrowthPolicy):
     """Proposes nothing, so the verifier fills: ordinary server streaming."""
 
     name = "off"
@@ -24,7 +24,7 @@ class OffPolicy:
         return ()
 
 
-class SyncPolicy:
+class SyncPolicy(GrowthPolicy):
     """Drafts one chain of `block` tokens per round trip, without fill (Leviathan 2023)."""
 
     name = "sync"

@@ -55,7 +55,7 @@ def test_a_table_has_the_leaders_and_followers_that_were_used_last(
 
 
 def trees(text: Sequence[int], shared: SharedTexts = NO_TEXTS, **settings: int) -> NgramTrees:
-    (source,) = CachebackPolicy(follower=2, **settings).sources(text, shared)
+    (source,) = CachebackPolicy(follower=2, **settings).sources(text, shared, recall=True)
     assert isinstance(source, NgramTrees)
     return source
 

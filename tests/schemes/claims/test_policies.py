@@ -10,7 +10,12 @@ from itertools import pairwise
 import pytest
 
 from common.errors import UserError
+from common.messages import Commit, Opened
+from common.prompt_lookup import SharedTexts
+from common.sampling import SamplingParams
+from common.suffix_index import GrowingIndex
 from common.tree import Node, SpeculationTree
+from edge_client.core.effects import SessionConfig
 from edge_client.core.policies import (
     GrowthPolicy,
     GrowthView,
@@ -18,6 +23,8 @@ from edge_client.core.policies import (
     make_policy,
     offered,
 )
+from edge_client.core.proposal_source import ProposalSource
+from edge_client.core.session import EdgeSession
 from schemes.policies.bild import BildPolicy
 from schemes.policies.delay_optimal import DelayOptimalPolicy
 from schemes.policies.pacer import PacerPolicy
@@ -60,15 +67,17 @@ def delay_optimal_block(view: GrowthView) -> int:
     return min(range(1, MAX_BLOCK + 1), key=lambda block: policy.index(view, block))
 
 
-class WatchedPolicy:
+class WatchedPolicy(GrowthPolicy):
     """A policy that shows every answer before it is given."""
 
     def __init__(
         self, policy: GrowthPolicy, see: Callable[[str, GrowthView, Sequence[Node]], object]
     ) -> None:
         self.name, self.fill = policy.name, policy.fill
-        self.sources = getattr(policy, "sources", lambda text, shared: ())
         self._policy, self._see = policy, see
+
+    def sources(self, text: Sequence[int], shared: SharedTexts, recall: bool) -> Sequence[ProposalSource]:
+        return self._policy.sources(text, shared, recall)
 
     def branch(
         self, view: GrowthView, node: Node, candidates: Sequence[TokenCandidate]
@@ -104,7 +113,8 @@ class WatchedPolicy:
 )
 def test_the_text_is_the_targets_in_any_world(scheme: str, world: World) -> None:
     """`simulate` itself compares."""
-    results = simulate(replace(world, clients=2), policy_maker(scheme))
+    device = replace(world.device, recall="backup" in scheme)
+    results = simulate(replace(world, clients=2, device=device), policy_maker(scheme))
     assert [len(result.tokens) for result in results] == [world.tokens] * 2
 
 
@@ -248,6 +258,46 @@ def circling(right: float) -> World:
     text = RecordedText(10, tokens, candidates, ((2.0, 0.0),) * 200, ranks)
     draft = recorded_draft("circles", Recording(RecordingHeader("target", "draft", 0.0, 1), (text,)))
     return World(LinkSpec(rtt=0.06), DeviceSpec(0.04, recall=True), draft=draft, tokens=200, prompt_tokens=10)
+
+
+def written(scheme: str, shared: SharedTexts, prompt: tuple[int, ...], *, recall: bool) -> EdgeSession:
+    """A session without a draft model that has written 6 4 9 3 after its prompt."""
+    config = SessionConfig(prompt, SamplingParams(max_tokens=9), b"print", recall=recall, has_drafter=False)
+    session = EdgeSession(config, make_policy(scheme), shared)
+    session.start(0.0)
+    session.on_message(Opened(len(prompt) - 1, 64), 0.1)
+    session.on_message(Commit(len(prompt), (6, 4, 9, 3)), 0.2)
+    return session
+
+
+@pytest.mark.parametrize("scheme", ["saguaro:backup=8", "cacheback"])
+@pytest.mark.parametrize("recall", [False, True])
+def test_only_a_session_that_recalls_remembers_its_text(scheme: str, recall: bool) -> None:
+    shared = SharedTexts(GrowingIndex())
+    session = written(scheme, shared, (5,), recall=recall)
+    session.close(0.3)
+    assert shared.written is not None
+    assert (len(shared.written) == 4) is recall
+    session.close(0.4)
+    assert len(shared.written) == 4 * recall, "once"
+
+
+@pytest.mark.parametrize("recall", [False, True])
+def test_a_device_with_nothing_but_tables_proposes_from_earlier_texts_if_it_recalls(recall: bool) -> None:
+    shared = SharedTexts(GrowingIndex())
+    written("cacheback", shared, (5,), recall=True).close(0.3)
+    config = SessionConfig((2, 5), SamplingParams(max_tokens=9), b"print", recall=recall, has_drafter=False)
+    session = EdgeSession(config, make_policy("cacheback"), shared)
+    session.start(0.0)
+    tokens = [node.token for node in session.tree.speculative()]
+    assert tokens == ([6, 4, 9, 3] if recall else [])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "copies"), [("cacheback", True), ("saguaro:backup=8", True), ("saguaro", False)]
+)
+def test_a_session_tells_that_it_copies(scheme: str, copies: bool) -> None:
+    assert written(scheme, SharedTexts(), (5,), recall=True).growth.has_texts is copies
 
 
 def test_a_backup_copies_at_once_what_follows_a_verdict_that_was_not_foreseen() -> None:
