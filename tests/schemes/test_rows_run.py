@@ -121,9 +121,7 @@ def writes_the_targets(stack: Stack, own: dict[float, str], **ours: Any) -> None
 
 # Policies and rules ----------------------------------------------------------------------------------------
 
-POLICIES = [
-    (row.system, what.split()[1]) for row in ROWS for what in spans(row.runs_as) if "--policy" in what
-]
+POLICIES = [each.split()[1] for row in ROWS for each in spans(row.runs_as) if each.startswith("--policy")]
 RULES = [each.split()[1] for row in ROWS for each in spans(row.runs_as) if each.startswith("--acceptance")]
 
 
