@@ -248,8 +248,8 @@ def won_by_level(made: Sequence[bool]) -> dict[int, int]:
     return won
 
 
-WIDTH = 8
-"""Most nodes of one level whose followers are sought."""
+WIDTH, NARROW = 8, 2
+"""Most nodes of one level whose followers are sought: alone, and where an edge's nodes cover the text."""
 
 LEAST_FOLLOWED = 0.02
 """Least chance of such a node. What follows a less likely one hardly ever enters a step's few rows."""
@@ -398,7 +398,7 @@ class Guessing:
             session.lease.slots.view,
             session.tree.committed[position],
             min(depth, _room(session)),
-            WIDTH,
+            NARROW if self.own[session.key].decision.coverage else WIDTH,
             self.own[session.key].calibration.confidence,
             session.request.sampling,
             session.history_to(position),
