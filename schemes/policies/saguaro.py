@@ -11,6 +11,7 @@ from common.errors import UserError
 from common.estimators import RatioEstimator
 from common.messages import MAX_NODES
 from common.prompt_lookup import LEAST, PromptLookup, SharedTexts
+from common.token_source import CopiedText
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, can_expand
 from edge_client.core.proposal_source import ProposalSource
@@ -182,20 +183,19 @@ class SaguaroPolicy(GrowthPolicy):
         return max(1, min(self._block, room, view.credit))
 
 
-class Backup(ProposalSource):
+class Backup(CopiedText, ProposalSource):
     """Copies what follows an unforeseen verdict from the text so far: the paper's fast backup speculator."""
-
-    copies = True
 
     def __init__(self, policy: SaguaroPolicy, lookup: PromptLookup, most: int) -> None:
         """Args: most, tokens at a time."""
-        self._policy, self._lookup, self._most = policy, lookup, most
+        super().__init__(lookup)
+        self._policy, self._longest = policy, most
 
     def grow(
         self, tree: SpeculationTree, last: int, room: int, surely: float = LEAST, *, from_tip: bool = True
     ) -> None:
         """Grow one chain below the tip if nothing was foreseen there and a new draft would take too long."""
-        view, most = self._policy.view, min(self._most, room, last - tree.tip_position)
+        view, most = self._policy.view, min(self._longest, room, last - tree.tip_position)
         if view is None or view.num_sent or tree.tip.evaluated or tree.tip.children or most < 1:
             return
         line, end = list[tuple[int, float]](), -1
@@ -208,12 +208,6 @@ class Backup(ProposalSource):
             node = tree.tip
             for token, logprob in line:
                 node = tree.grow(node, token, logprob)
-
-    def learn(self, node: int, token: int) -> None:
-        self._lookup.append(token)
-
-    def close(self) -> None:
-        self._lookup.close()
 
 
 def verdict_time(view: GrowthView, block: int) -> float:

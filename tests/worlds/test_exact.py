@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
-from common.messages import Commit, Open, Propose
+from common.messages import Open, Propose
 from common.sampling import SamplingParams
+from tests.support.played import played
 from tests.worlds.models import FINGERPRINT, VOCAB, TinyTarget, target_alone
 
 pytestmark = pytest.mark.slow
@@ -77,19 +77,8 @@ def text_with(tree: Tree, sampling: SamplingParams, blend: float | None = None) 
     scheduler, engine = VerifyScheduler(info), TinyTarget(info, blend=blend or 0.0)
     scheduler.on_open(1, Open(PROMPT, sampling, FINGERPRINT), 0.0)
     scheduler.on_propose(1, propose(tree), 0.0)
-    text: list[int] = []
-    now = 0.0
-    while scheduler.sessions:
-        if (guesses := scheduler.next_guess(now)) is not None:
-            assert scheduler.drafter is not None
-            scheduler.drafter.on_guessed(engine.guess(guesses), now)
-        plan = scheduler.next_step(now)
-        assert plan is not None
-        now += 0.030
-        scheduler.on_step_done(engine.evaluate(plan), now)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                text += effect.message.tokens
+    text = played(scheduler, engine, step_time=0.030)[1]
+    assert not scheduler.sessions
     return tuple(text)
 
 

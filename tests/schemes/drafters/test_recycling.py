@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_verifier.core.effects import Reply
 from cloud_verifier.core.engine_protocol import GuessPlan, StepPlan
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.deterministic.exact_engine import ExactEngine
@@ -19,7 +18,7 @@ from cloud_verifier.engine.torch_loading import load_draft
 from common.calibration import Confidence
 from common.choice import rank
 from common.errors import UserError
-from common.messages import Commit, Open
+from common.messages import Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from schemes.drafters.recycling import NUM_CANDIDATES, Recycler, Recycling
@@ -27,6 +26,7 @@ from tests import wording
 from tests.cloud_verifier.engine.serving import GREEDY, PRINT, PROMPTS, SAMPLED, Scenario, serve
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
 from tests.schemes.drafters.rig import choices, guess, guess_item, plainly
+from tests.support.played import played
 
 pytestmark = pytest.mark.torch
 
@@ -131,22 +131,12 @@ def test_texts_are_the_targets_own_and_take_fewer_steps(sampling: SamplingParams
     known = serve(TorchEngine(target("llama"), 512, fingerprint=PRINT), Scenario([0, 1, 2], sampling), {})
     model = target("llama")
     engine = TorchEngine(model, 512, fingerprint=PRINT, draft=Recycling(model))
-    scheduler, now = VerifyScheduler(engine.info), 0.0
+    scheduler = VerifyScheduler(engine.info)
     for key in known:
-        scheduler.on_open(1 + key, Open(PROMPTS[key], sampling, PRINT), now)
-    texts: dict[int, tuple[int, ...]] = dict.fromkeys(known, ())
-    while not scheduler.idle:
-        if guesses := scheduler.next_guess(now):
-            now += 1e-4
-            assert scheduler.drafter is not None
-            scheduler.drafter.on_guessed(engine.guess(guesses), now)
-        plan = scheduler.next_step(now)
-        assert plan is not None
-        now += 0.03
-        scheduler.on_step_done(engine.evaluate(plan), now)
-        for effect in scheduler.effects():
-            if isinstance(effect, Reply) and isinstance(effect.message, Commit):
-                texts[effect.session - 1] += effect.message.tokens
+        scheduler.on_open(1 + key, Open(PROMPTS[key], sampling, PRINT), 0.0)
+    written = played(scheduler, engine, step_time=0.03, guess_time=1e-4)
+    texts = {session - 1: tuple(tokens) for session, tokens in written.items()}
+    assert scheduler.idle
     assert texts == known
     assert {len(text) for text in texts.values()} == {80}
     if sampling.greedy:
