@@ -76,6 +76,7 @@ class TargetSection:
         None,
         "folder with config, tokenizer, safetensors, or hub id; or a GGUF file, for llama.cpp; required",
         form="a folder, a hub id or a GGUF file",
+        short="-m",
         is_common=True,
     )
     name: str = setting("", "the model's name for edges; empty: the folder's name, or the hub id")

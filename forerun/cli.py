@@ -18,26 +18,34 @@ from common.config.setting import LOG_LEVELS
 from common.errors import ForerunError, UserError
 from forerun.log_format import OURS, hush_libraries
 
-COMMANDS = {
-    "verify": "forerun.commands.verify",
-    "top": "forerun.commands.top",
-    "edge": "forerun.commands.edge",
-    "local": "forerun.commands.local",
-    "chat": "forerun.commands.chat",
-    "complete": "forerun.commands.complete",
-    "launch": "forerun.commands.launch",
-    "doctor": "forerun.commands.doctor",
-    "fleet": "forerun.commands.fleet",
-    "align": "training.align",
-    "heads": "training.heads",
-    "judge": "training.judge",
-    "index": "schemes.drafters.command",
-    "link": "forerun.commands.simulate:add_link",
-    "certs": "forerun.commands.certs",
-    "record": "training.record",
-    "fit": "training.fit",
-    "simulate": "forerun.commands.simulate",
+GROUPS = {
+    "use it": {
+        "edge": "forerun.commands.edge",
+        "local": "forerun.commands.local",
+        "chat": "forerun.commands.chat",
+        "complete": "forerun.commands.complete",
+        "launch": "forerun.commands.launch",
+        "index": "schemes.drafters.command",
+        "doctor": "forerun.commands.doctor",
+        "top": "forerun.commands.top",
+        "completion": "forerun.commands.completion",
+    },
+    "serve a target": {
+        "verify": "forerun.commands.verify",
+        "certs": "forerun.commands.certs",
+        "fleet": "forerun.commands.fleet",
+        "align": "training.align",
+        "heads": "training.heads",
+        "judge": "training.judge",
+    },
+    "study networks": {
+        "simulate": "forerun.commands.simulate",
+        "link": "forerun.commands.simulate:add_link",
+        "record": "training.record",
+        "fit": "training.fit",
+    },
 }
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 """Maps a command's name to its module, and to the function if that is not `add_parser`. Only the requested
 module is imported, so the daemon does not wait for the simulator."""
 
@@ -51,6 +59,42 @@ device. `forerun chat`, `forerun complete` and any client of OpenAI's API then u
 
 EPILOG = "`forerun help COMMAND` explains a command, `forerun version` prints the version."
 
+
+SERVE = "serve"
+"""Another name of `verify`, which other servers use."""
+
+WORDS_ELSEWHERE = {
+    "run": ("chat",),
+    "generate": ("complete",),
+    "server": (SERVE,),
+    "ps": ("top",),
+    "status": ("edge status",),
+    "--hf-repo": ("--model", "--draft"),
+    "-hf": ("--model", "--draft"),
+    "--model": ("--draft",),
+    "-m": ("--draft",),
+    "--model-draft": ("--draft",),
+    "-md": ("--draft",),
+    "--speculative-model": ("--draft",),
+    "--ctx-size": ("--context", "--slots"),
+    "-c": ("--context", "--slots"),
+    "--max-model-len": ("--slots", "--context"),
+    "--n-gpu-layers": ("--gpu-layers",),
+    "-ngl": ("--gpu-layers",),
+    "-t": ("--threads",),
+    "--served-model-name": ("--name",),
+    "--alias": ("--name",),
+    "--tensor-parallel-size": ("--tensor-parallel",),
+    "--quantization": ("--quantize",),
+    "--api-key": ("--api-token-file", "--token-keys"),
+    "--base-url": ("--verifier",),
+}
+"""Words of llama.cpp, vLLM and Ollama, and which of ours are meant, of those that exist in a place."""
+
+COMMANDS_BY_WORD = {name: name for name in COMMANDS} | {SERVE: "verify"}
+
+COMPLETING = "_ARGCOMPLETE"
+"""Environment variable with which a shell asks for the words that may follow."""
 
 OF_THE_VERIFIER = ("torch", "transformers", "tokenizers", "jwt", "cryptography", "prometheus_client")
 """Packages that the extra `verifier` installs; the extra `edge` installs all others."""
@@ -84,7 +128,10 @@ class Parser(argparse.ArgumentParser):
 def _about_option(given: Iterable[str], known: Iterable[str]) -> str:
     """Describe the first unknown option; empty if all exist. argparse would complain of its value instead."""
     before = takewhile(lambda each: each != "--", given)
-    options = [each.partition("=")[0] for each in before if each.startswith("--")]
+    given = [each.partition("=")[0] for each in before]
+    options = [
+        each for each in given if each.startswith("--") or (each[:1] == "-" and each in WORDS_ELSEWHERE)
+    ]
     known = [*known]
     unknown = next((each for each in options if not any(name.startswith(each) for name in known)), "")
     return f"{unknown} is no option here{_meant(unknown, known)}" if unknown else ""
@@ -100,7 +147,9 @@ def _about_choice(message: str) -> str:
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, [*known], 1)
+    known = [*known]
+    elsewhere = [each for each in WORDS_ELSEWHERE.get(word, ()) if each.partition(" ")[0] in known]
+    near = elsewhere or difflib.get_close_matches(word, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -150,7 +199,17 @@ def build_parser(
     for name in [only] if only is not None and only in modules else modules:
         module, _, function = modules[name].partition(":")
         getattr(import_module(module), function or "add_parser")(commands)
+    if modules is COMMANDS:
+        _show_groups(parser, commands)
     return parser
+
+
+def _show_groups(parser: argparse.ArgumentParser, commands: Any) -> None:
+    """Have the help list the commands by what they are for. argparse has no groups of commands."""
+    parser._positionals._group_actions.remove(commands)
+    shown = {each.dest: each for each in commands._choices_actions}
+    for title, names in GROUPS.items():
+        parser.add_argument_group(title)._group_actions += [shown[name] for name in names if name in shown]
 
 
 def _in_options(argv: Sequence[str]) -> Sequence[str]:
@@ -166,7 +225,14 @@ def _in_options(argv: Sequence[str]) -> Sequence[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return 0, 1 after an error, 2 after a user's error, or 130 after Ctrl-C."""
     argv = _in_options(sys.argv[1:] if argv is None else argv)
-    return run(build_parser(next((word for word in argv if word in COMMANDS), None)), argv)
+    words = os.environ.get("COMP_LINE", "").split() if COMPLETING in os.environ else argv
+    named = (COMMANDS_BY_WORD.get(word) for word in words)
+    parser = build_parser(next((name for name in named if name is not None), None))
+    if COMPLETING in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    return run(parser, argv)
 
 
 def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.config.command_line import flags_from
 from common.config.merge import Loaded
-from common.config.setting import setting
+from common.config.setting import Entry, setting
 from common.errors import UserError
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths, chosen_paths
@@ -56,6 +56,34 @@ class ConfigOption(PlaceOption):
     """Declares which configuration of the daemon is read."""
 
     config: Path | None = setting(None, "the only file read (see `forerun edge config path`)", "FILE")
+
+
+class AddressPart(argparse.Action):
+    """The option sets the host or the port of an address, and leaves its other part."""
+
+    def __init__(self, option_strings: list[str], dest: str, entry: Entry, **more: Any) -> None:
+        super().__init__(option_strings, entry.name, default=argparse.SUPPRESS, **more)
+        self.usual = str(entry.default)
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        host, _, port = str(getattr(namespace, self.dest, self.usual)).rpartition(":")
+        own = f"[{values}]" if ":" in values and values[0] != "[" else values  # of IPv6
+        setattr(namespace, self.dest, f"{own}:{port}" if option == "--host" else f"{host}:{own}")
+
+
+def add_server_words(parser: argparse.ArgumentParser, listen: Entry, level: Entry) -> None:
+    """Add options that other servers have, too, for the address and the level of the log."""
+    for name, words in (("--host", "host of --listen"), ("--port", "port of --listen")):
+        parser.add_argument(name, action=AddressPart, entry=listen, metavar=name[2:].upper(), help=words)
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_const",
+        const="debug",
+        dest=level.name,
+        default=argparse.SUPPRESS,
+        help="--log-level debug",
+    )
 
 
 def places(options: Any) -> EdgePaths:

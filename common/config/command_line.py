@@ -157,7 +157,7 @@ def _parsed(entry: Entry, text: str) -> Any:
 def _names(entry: Entry) -> list[str]:
     """Return all options of a setting; one that is on by default, or neither, can also be turned off."""
     if entry.kind is not bool or entry.default is False:
-        return list(entry.flags)
+        return [each for each in (entry.setting.short, *entry.flags) if each]
     return [name for each in entry.flags for name in (each, f"--no-{each.removeprefix('--')}")]
 
 

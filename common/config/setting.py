@@ -44,6 +44,7 @@ class Setting:
     excludes: Mapping[str, str] = field(default_factory=dict)  # settings of its section, and why
     form: str = ""  # what a text or an entry of a list looks like, for help and messages
     alias: str = ""  # a short flag beside the one that follows from the name
+    short: str = ""  # a flag of one letter, which pages and messages do not name
     flag: str = ""  # of a command's own option, where it does not follow from the name
     group: str = ""  # of a command's own option: the title of its group in the help
     is_argument: bool = False  # of a command: it has a place and no name

@@ -23,7 +23,7 @@ from forerun.cli import own_version
 from forerun.commands import config as config_command
 from forerun.commands import process, service
 from forerun.log_format import writing
-from forerun.options import ConfigOption, given_flags, loaded, places
+from forerun.options import ConfigOption, add_server_words, given_flags, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
     """Add the daemon's own options and those of all settings."""
     add_options(parser, ConfigOption)
     add_flags(parser, SCHEMA)
+    add_server_words(parser, SCHEMA.by_name["api.listen"], SCHEMA.by_name["log.level"])
     parser.set_defaults(run=run)
 
 

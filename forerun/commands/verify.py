@@ -18,11 +18,13 @@ from cloud_verifier.progress import LoggedProgress, no_progress
 from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.command_line import add_flags, flags_from
 from common.config.merge import load_config
+from common.errors import UserError
 from common.privacy import Privacy
 from common.wire.free_port import check_free
 from edge_client.process.paths import find_paths
-from forerun.cli import leave
+from forerun.cli import SERVE, leave
 from forerun.log_format import writing
+from forerun.options import add_server_words
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetInfo
@@ -33,7 +35,7 @@ Load a causal language model, check that Forerun's packed evaluation of it is ri
 over gRPC. The model is a local folder in Hugging Face format, a hub id, or a GGUF file. On SIGTERM the
 verifier asks every session to move elsewhere, waits at most --grace seconds and ends.
 
-  forerun verify --model lab/demo_models/target --listen 127.0.0.1:50051
+  forerun serve lab/demo_models/target --port 50051
 
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
 given here overrides the environment, and the environment overrides the file. With --check the verifier only
@@ -43,6 +45,7 @@ loads and probes the model: exit code 0 if it can be served, else 2 with a messa
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
+        aliases=[SERVE],
         help="serve a target model to edges (the server side)",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,13 +56,20 @@ def add_parser(commands: Any) -> None:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of all verifier settings."""
+    parser.add_argument("argument", nargs="?", metavar="MODEL", help="the target, as of --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the settings below")
     add_flags(parser, SCHEMA)
+    add_server_words(parser, SCHEMA.by_name["server.listen"], SCHEMA.by_name["operations.log_level"])
 
 
 def config_of(options: argparse.Namespace) -> VerifierConfig:
     """Load the configuration from the file, the environment and the options. Raise `UserError`."""
     flags = flags_from(options, SCHEMA)
+    if (
+        options.argument is not None
+        and flags.setdefault("target.model", options.argument) != options.argument
+    ):
+        raise UserError(f"two targets are named, {flags['target.model']} and {options.argument}; name one")
     if getattr(options, "log_level", None) is not None:  # it may also stand before the command
         flags.setdefault("operations.log_level", options.log_level)
     files = [] if options.config is None else [options.config]

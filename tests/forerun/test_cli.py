@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,9 +14,12 @@ import pytest
 from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.server.serving import info_of
 from common.acceptance import AcceptanceRule
+from common.config.command_line import flags_from
 from common.errors import UserError
 from common.sampling import SamplingDefaults
-from forerun.cli import build_parser, main, own_version
+from edge_client.settings import SCHEMA
+from forerun.cli import COMMANDS, build_parser, main, own_version
+from forerun.commands import verify
 from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
@@ -29,6 +35,10 @@ from tests.worlds.models import TinyTarget
         (["edge", "--verifer", "127.0.0.1:1"], "--verifier"),
         (["verify", "--modle", "x"], "--model"),
         (["chat", "--temprature", "1"], "--temperature"),
+        (["edge", "-md", "x"], "--draft"),
+        (["edge", "--max-model-len", "9"], "--context"),
+        (["serve", "--max-model-len", "9"], "--slots"),
+        (["run"], "chat"),
     ],
 )
 def test_a_mistyped_word_is_met_with_the_one_that_was_meant(
@@ -40,6 +50,55 @@ def test_a_mistyped_word_is_met_with_the_one_that_was_meant(
     error = capsys.readouterr().err
     assert f"did you mean {meant}?" in error
     assert "usage:" not in error
+
+
+def test_the_help_names_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    named = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].isalpha()]
+    assert sorted(named) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "address"),
+    [
+        (["serve", "here"], "here", "127.0.0.1:50051"),
+        (["verify", "-m", "here", "--port", "7"], "here", "127.0.0.1:7"),
+        (["serve", "--host", "::1", "--model", "here"], "here", "[::1]:50051"),
+        (["serve", "here", "--listen", "1.2.3.4:5", "--port", "7"], "here", "1.2.3.4:7"),
+    ],
+)
+def test_a_verifier_takes_the_words_of_other_servers(words: list[str], model: str, address: str) -> None:
+    config = verify.config_of(build_parser("verify").parse_args(words))
+    assert config.target.model == model
+    assert config.server.listen == address
+
+
+def test_two_targets_are_refused() -> None:
+    with pytest.raises(UserError, match="one"):
+        verify.config_of(build_parser("verify").parse_args(["serve", "one", "-m", "two"]))
+
+
+def test_the_daemon_listens_where_host_and_port_say() -> None:
+    given = build_parser("edge").parse_args(["edge", "--host", "0.0.0.0", "--port", "9", "-v"])
+    assert flags_from(given, SCHEMA) == {"api.listen": "0.0.0.0:9", "log.level": "debug"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_lines(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_ARGCOMPLETE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("forerun simu", "simulate"), ("forerun edge --draft-sh", "--draft-sha256")]
+)
+def test_words_that_may_follow_are_told_to_a_shell(line: str, word: str) -> None:
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}
+    command = ["sh", "-c", f"{shlex.quote(sys.executable)} -m forerun 8>&1 9>&2 1>/dev/null"]
+    told = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert word in told.stdout.replace("\v", " ").split()
 
 
 @pytest.mark.parametrize("words", [["--version"], ["version"]])
