@@ -18,6 +18,8 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib import request
@@ -105,25 +107,60 @@ def _check(path: Path, name: str, sha256: str) -> None:
         )
 
 
+def gguf_files(repository: str) -> dict[str, int]:
+    """Return the names of a hub repository's GGUF files as `find_model` takes them, each with its bytes.
+
+    Args: repository, as organisation/repository, with or without hf:// before it and @revision behind it.
+    Raises `UserError` or `UnavailableError`.
+    """
+    name = HUB + repository.removeprefix(HUB).strip("/")
+    uri = _hub_uri(name, "organisation/repository")
+    from huggingface_hub import HfApi
+
+    with _asking_the_hub(name):
+        tree = HfApi().list_repo_tree(uri.id, recursive=True, revision=uri.revision)
+        sizes = {each.path: each.size for each in tree if is_gguf(each.path) and hasattr(each, "size")}
+    return {f"{name}/{path}": size for path, size in sorted(sizes.items())}
+
+
 def _from_hub(name: str) -> Path:
     """Return the file from the hub's cache. The hub is asked only for a file that is not there."""
-    try:
-        from huggingface_hub import errors, hf_hub_download, parse_hf_uri, try_to_load_from_cache
-    except ImportError as error:
-        raise UserError("huggingface_hub is not installed; run: pip install 'forerun[edge]'") from error
-    try:
-        uri = parse_hf_uri(name)
-    except ValueError as error:
-        raise UserError(f"{error}; write {HUB}organisation/repository/file.gguf") from error
-    if uri.type != "model" or not uri.path_in_repo:
+    uri = _hub_uri(name, "organisation/repository/file.gguf")
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    if not uri.path_in_repo:
         raise UserError(f"{name} names no file; write {HUB}organisation/repository/file.gguf")
     cached = try_to_load_from_cache(uri.id, uri.path_in_repo, revision=uri.revision)
     if isinstance(cached, str):
         return Path(cached)
     logger.info("> fetching %s", name)
+    with _asking_the_hub(name):
+        return Path(hf_hub_download(uri.id, uri.path_in_repo, revision=uri.revision))
+
+
+def _hub_uri(name: str, form: str) -> Any:
+    """Read a name that begins with hf://. Raises `UserError`."""
+    try:
+        from huggingface_hub import parse_hf_uri
+    except ImportError as error:
+        raise UserError("huggingface_hub is not installed; run: pip install 'forerun[edge]'") from error
+    try:
+        uri = parse_hf_uri(name)
+    except ValueError as error:
+        raise UserError(f"{error}; write {HUB}{form}") from error
+    if uri.type != "model":
+        raise UserError(f"{name} is no model; write {HUB}{form}")
+    return uri
+
+
+@contextmanager
+def _asking_the_hub(name: str) -> Iterator[None]:
+    """Raise what the hub's or the disk's errors mean."""
+    from huggingface_hub import errors
+
     logging.getLogger("huggingface_hub").handlers.clear()  # our log shows its warnings, too
     try:
-        return Path(hf_hub_download(uri.id, uri.path_in_repo, revision=uri.revision))
+        yield
     # HTTPError: of httpx, whose name changes. RuntimeError: of hf_xet
     except (OSError, ValueError, RuntimeError, errors.HTTPError) as error:  # type: ignore[attr-defined]
         cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None

@@ -1,0 +1,75 @@
+"""`forerun models` and `forerun pull`: pairs that fit, and the files of a repository."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forerun.cli import main
+from forerun.commands.models import PAIRS
+from forerun.demo_pair import DRAFT_GGUF as DRAFT
+from tests.support.hub import REPOSITORY, Hub, serving_hub
+
+MODEL = b"GGUF" + bytes(40)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    from huggingface_hub import constants
+
+    with serving_hub() as served:
+        served.files |= {"big.gguf": MODEL, "README.md": b"words", "deep/small.gguf": b"x"}
+        monkeypatch.setattr(constants, "ENDPOINT", served.address)
+        yield served
+
+
+def _told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    assert main([*words, "--json"]) == 0
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+@pytest.mark.parametrize("name", [REPOSITORY, f"hf://{REPOSITORY}/", f"hf://{REPOSITORY}@main"])
+def test_a_repositorys_files_are_named_as_they_are_taken(
+    name: str, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = f"hf://{name.removeprefix('hf://').rstrip('/')}"
+    assert _told(capsys, "pull", name) == {"files": {f"{own}/big.gguf": 44, f"{own}/deep/small.gguf": 1}}
+
+
+def test_a_repository_without_such_files_or_that_is_not_there_is_refused(hub: Hub) -> None:
+    del hub.files["big.gguf"], hub.files["deep/small.gguf"]
+    assert main(["pull", REPOSITORY]) == 2
+    assert main(["pull", "nobody/nothing"]) == 2
+    assert main(["pull", "one/two/three"]) == 2
+
+
+def test_a_file_that_is_here_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path := tmp_path / "x.gguf").write_bytes(MODEL)
+    assert _told(capsys, "pull", str(path)) == {"file": str(path)}
+
+
+@pytest.mark.parametrize("asked", [*(pair.target for pair in PAIRS), "qwen2.5-coder-14b-q8_0.gguf"])
+def test_a_known_targets_drafts_are_told(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _told(capsys, "models", "--drafts-for", asked)["pairs"]
+    assert isinstance(found, list)
+    assert len(found) == len(PAIRS)
+
+
+def test_a_target_without_a_known_draft_is_refused() -> None:
+    assert main(["models", "--drafts-for", "nobodys-model-7b"]) == 2
+
+
+def test_smaller_files_with_the_same_tokens_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    shutil.copy(DRAFT, draft := tmp_path / "draft.gguf")
+    (tmp_path / "broken.gguf").write_bytes(MODEL)
+    target = tmp_path / "target.gguf"
+    target.write_bytes(DRAFT.read_bytes() + bytes(64))  # larger; what follows the tensors is not read
+    assert _told(capsys, "models", "--drafts-for", str(target))["files"] == [str(draft)]
