@@ -305,7 +305,7 @@ class IdentitySection:
     tenant_header: str = setting(
         "",
         "metadata entry that names the tenant; only behind a proxy that sets it for every client",
-        excludes={"tenant_certificate": BOTH, "token_keys": BOTH},
+        excludes={"tenant_certificate": BOTH, "token_keys": BOTH, "secret_file": BOTH},
     )
     tenant_certificate: str | None = setting(
         None,
@@ -313,7 +313,7 @@ class IdentitySection:
         "domain for which --tls-client-ca signs",
         form="DOMAIN",
         alone="",
-        excludes={"token_keys": BOTH},
+        excludes={"token_keys": BOTH, "secret_file": BOTH},
     )
     token_keys: Path | None = setting(
         None,
@@ -321,6 +321,12 @@ class IdentitySection:
         is_path=True,
         is_common=True,
         needs={"token_audience": "else a token for another service of the issuer would be accepted"},
+        excludes={"secret_file": BOTH},
+    )
+    secret_file: Path | None = setting(
+        None,
+        "file of secrets, one a line, of which callers need one; reread when it changes (--pair makes one)",
+        is_path=True,
     )
     token_audience: str = setting(
         "",
@@ -404,6 +410,8 @@ class VerifierConfig:
             raise UserError(
                 "--tenant-certificate needs --tls-client-ca: without it client certificates are not verified"
             )
+        if self.identity.secret_file is not None and self.server.tls_cert is None:
+            raise UserError("--secret-file needs --tls-cert: without TLS the secret travels in the clear")
         is_plain = not self.target.is_gguf and not self.target.tensor_parallel
         if AcceptanceRule.REFLECTIVE in self.server.rules and not is_plain:
             raise UserError(

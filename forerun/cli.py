@@ -26,6 +26,7 @@ GROUPS = {
         "complete": "forerun.commands.complete",
         "launch": "forerun.commands.launch",
         "index": "schemes.drafters.command",
+        "pair": "forerun.commands.pair",
         "models": "forerun.commands.models:add_models",
         "pull": "forerun.commands.models:add_pull",
         "doctor": "forerun.commands.doctor",

@@ -58,23 +58,10 @@ class ConfigOption(PlaceOption):
     config: Path | None = setting(None, "the only file read (see `forerun edge config path`)", "FILE")
 
 
-class AddressPart(argparse.Action):
-    """The option sets the host or the port of an address, and leaves its other part."""
-
-    def __init__(self, option_strings: list[str], dest: str, entry: Entry, **more: Any) -> None:
-        super().__init__(option_strings, entry.name, default=argparse.SUPPRESS, **more)
-        self.usual = str(entry.default)
-
-    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
-        host, _, port = str(getattr(namespace, self.dest, self.usual)).rpartition(":")
-        own = f"[{values}]" if ":" in values and values[0] != "[" else values  # of IPv6
-        setattr(namespace, self.dest, f"{own}:{port}" if option == "--host" else f"{host}:{own}")
-
-
-def add_server_words(parser: argparse.ArgumentParser, listen: Entry, level: Entry) -> None:
+def add_server_words(parser: argparse.ArgumentParser, level: Entry) -> None:
     """Add options that other servers have, too, for the address and the level of the log."""
-    for name, words in (("--host", "host of --listen"), ("--port", "port of --listen")):
-        parser.add_argument(name, action=AddressPart, entry=listen, metavar=name[2:].upper(), help=words)
+    for name, words in (("host", "host of --listen"), ("port", "port of --listen")):
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, metavar=name.upper(), help=words)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -84,6 +71,17 @@ def add_server_words(parser: argparse.ArgumentParser, listen: Entry, level: Entr
         default=argparse.SUPPRESS,
         help="--log-level debug",
     )
+
+
+def join_address(options: argparse.Namespace, listen: Entry, usual: str = "") -> None:
+    """Put a given host or port into the address to listen at, of which the other part stays. `usual`: the
+    address if none is given, empty: the setting's own."""
+    host, _, port = str(getattr(options, listen.name, usual or listen.default)).rpartition(":")
+    own = getattr(options, "host", host)
+    own = f"[{own}]" if ":" in own and not own.startswith("[") else own  # of IPv6
+    address = f"{own}:{getattr(options, 'port', port)}"
+    if usual or hasattr(options, "host") or hasattr(options, "port"):
+        setattr(options, listen.name, address)
 
 
 def places(options: Any) -> EdgePaths:

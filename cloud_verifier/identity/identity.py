@@ -7,16 +7,20 @@ PERMISSION_DENIED. The messages quote nothing from the call, so they may be logg
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import grpc
 
 from cloud_verifier.identity.server_tls import read_certificate
+from common.config.live_files import LiveFiles, read_bytes
 from common.errors import Code, UserError
 
 
@@ -44,8 +48,13 @@ class IncomingCall(Protocol):
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
 
+SECRETS = "the file of secrets"
+LEAST_SECRET = 32  # characters, which nobody guesses
+
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """A tenant's name, from a certificate or a token. It fits a log line whole, so no two names look alike."""
+
+MAX_TOKEN_CHARS = 8192  # gRPC's own bound of all metadata of a call
 
 SPIFFE = re.compile(r"spiffe://(?P<domain>[a-z0-9._-]{1,255})/(?P<path>.+)")
 
@@ -146,6 +155,35 @@ class CertificateIdentity:
         return Who(_tenant_of_path(spiffe["path"]), uri, serial)
 
 
+class SecretIdentity:
+    """Lets in all callers that hold a secret, as one tenant.
+
+    Args: secrets, SHA-256 of each. Comparing takes the same time for every wrong secret.
+    """
+
+    def __init__(self, secrets: LiveFiles[tuple[bytes, ...]]) -> None:
+        self._secrets = secrets
+
+    def who(self, context: IncomingCall) -> Who:
+        given = hashlib.sha256(bearer(context.invocation_metadata() or ()).encode()).digest()
+        self._secrets.refresh()
+        if not sum(hmac.compare_digest(given, own) for own in self._secrets.value):  # all are compared
+            raise refused("is not this verifier's secret; pair the device again (`forerun pair`)")
+        return NOBODY
+
+
+def live_secrets(path: Path) -> LiveFiles[tuple[bytes, ...]]:
+    """Read a file of secrets, one a line. Raises `UserError`."""
+
+    def read() -> tuple[bytes, ...]:
+        secrets = read_bytes(path, SECRETS).split()
+        if not secrets or min(map(len, secrets)) < LEAST_SECRET:
+            raise UserError(f"{SECRETS} {path} must hold secrets of {LEAST_SECRET} characters or more")
+        return tuple(hashlib.sha256(secret).digest() for secret in secrets)
+
+    return LiveFiles(SECRETS, (path,), read)
+
+
 def _tenant_of_path(path: str) -> str:
     first, name, *_ = [*path.split("/"), ""]
     if first != "tenant" or not TENANT.fullmatch(name):
@@ -168,3 +206,23 @@ def _about(pem: str) -> tuple[float, str]:
     """Return a certificate's expiry, in seconds since 1970, and its serial number."""
     certificate = read_certificate(pem.encode())
     return certificate.not_valid_after_utc.timestamp(), f"{certificate.serial_number:x}"
+
+
+def bearer(metadata: Any) -> str:
+    """Return the token or secret of a call. Raises `UserError`."""
+    entries = [value for key, value in metadata if key == "authorization"]
+    if not entries:
+        raise UserError(
+            "this verifier asks for a token: authorization metadata with 'Bearer TOKEN' (verifier.token_file "
+            "of the edge)",
+            Code.UNAUTHENTICATED,
+        )
+    scheme, _, token = str(entries[0]).partition(" ")
+    if len(entries) > 1 or scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
+        raise refused("is not one 'Bearer TOKEN'")
+    return token
+
+
+def refused(words: str) -> UserError:
+    """Return the error for a call whose token does not hold."""
+    return UserError(f"the token {words}", Code.UNAUTHENTICATED)

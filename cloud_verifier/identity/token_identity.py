@@ -17,7 +17,7 @@ from typing import Any
 
 import jwt
 
-from cloud_verifier.identity.identity import TENANT, Who
+from cloud_verifier.identity.identity import TENANT, Who, bearer, refused
 from common.config.live_files import LiveFiles, read_bytes
 from common.errors import Code, UserError
 
@@ -31,7 +31,6 @@ tokens is needed."""
 KEYS = "the file of token keys"
 MAX_FILE_BYTES, MAX_KEYS = 256 * 1024, 64
 LEAST_RSA_BITS = 2048
-MAX_TOKEN_CHARS = 8192  # gRPC's own bound of all metadata of a call
 LEEWAY = 30.0
 """Seconds by which clocks may differ."""
 
@@ -118,7 +117,7 @@ class TokenIdentity:
         self._known_by: object = None  # the keys that have verified them
 
     def who(self, context: Any) -> Who:
-        token = _bearer(context.invocation_metadata() or ())
+        token = bearer(context.invocation_metadata() or ())
         self.keys.refresh()
         if self.keys.value is not self._known_by:
             self._known.clear()
@@ -131,7 +130,7 @@ class TokenIdentity:
         end, who = self._known[digest]
         if self._wall() > end + LEEWAY:
             del self._known[digest]
-            raise _refused(EXPIRED)
+            raise refused(EXPIRED)
         return who
 
     def _check(self, token: str) -> tuple[float, Who]:
@@ -140,7 +139,7 @@ class TokenIdentity:
         end, name = claims["exp"], claims[self._rules.claim]
         if end - self._wall() > self._rules.lifetime + LEEWAY:
             longest = f"{self._rules.lifetime:g} s"
-            raise _refused(f"lives longer than {longest} from now; the issuer must make shorter tokens")
+            raise refused(f"lives longer than {longest} from now; the issuer must make shorter tokens")
         if not isinstance(name, str) or not TENANT.fullmatch(name):
             raise UserError(
                 f"the token's claim {self._rules.claim!r} names no tenant: up to 64 letters, digits, '.', "
@@ -164,7 +163,7 @@ class TokenIdentity:
             )
             return {**claims, "exp": float(claims["exp"])}  # an issuer's number may be beyond any float
         except HOSTILE as error:
-            raise _refused(self._in_words(error)) from None
+            raise refused(self._in_words(error)) from None
 
     def _key_for(self, header: dict[str, Any]) -> Key:
         """Return the key that the token names, or the only key for its algorithm if it names none."""
@@ -186,22 +185,3 @@ class TokenIdentity:
             case jwt.InvalidIssuerError():
                 return f"is not from the issuer {self._rules.issuer!r}"
         return WORDS.get(type(error), "cannot be read: it is no JSON Web Token")
-
-
-def _bearer(metadata: Any) -> str:
-    """Return the token of a call. Raises `UserError`."""
-    entries = [value for key, value in metadata if key == "authorization"]
-    if not entries:
-        raise UserError(
-            "this verifier asks for a token: authorization metadata with 'Bearer TOKEN' (verifier.token_file "
-            "of the edge)",
-            Code.UNAUTHENTICATED,
-        )
-    scheme, _, token = str(entries[0]).partition(" ")
-    if len(entries) > 1 or scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN_CHARS:
-        raise _refused("is not one 'Bearer TOKEN'")
-    return token
-
-
-def _refused(words: str) -> UserError:
-    return UserError(f"the token {words}", Code.UNAUTHENTICATED)

@@ -23,7 +23,14 @@ from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.identity.caller_files import live_denied, live_limits
-from cloud_verifier.identity.identity import EVERYBODY, CertificateIdentity, HeaderIdentity, Identity
+from cloud_verifier.identity.identity import (
+    EVERYBODY,
+    CertificateIdentity,
+    HeaderIdentity,
+    Identity,
+    SecretIdentity,
+    live_secrets,
+)
 from cloud_verifier.identity.server_tls import ServerTls
 from cloud_verifier.progress import LoggedProgress, Progress, no_progress
 from cloud_verifier.server.grpc_server import Server
@@ -35,7 +42,7 @@ from cloud_verifier.settings import (
     TargetSection,
     VerifierConfig,
 )
-from cloud_verifier.telemetry.monitor import DENIED, TENANT_LIMITS, TOKEN_KEYS
+from cloud_verifier.telemetry.monitor import DENIED, SECRETS, TENANT_LIMITS, TOKEN_KEYS
 from common.acceptance import AcceptanceRule
 from common.config.live_files import LiveFiles
 from common.errors import UserError
@@ -264,6 +271,9 @@ def identity_of(section: IdentitySection) -> tuple[Identity, Mapping[str, LiveFi
         files[DENIED] = live_denied(section.denied)
     if section.tenant_certificate is not None:
         return CertificateIdentity(section.tenant_certificate), files
+    if section.secret_file is not None:
+        files[SECRETS] = live_secrets(section.secret_file)
+        return SecretIdentity(files[SECRETS]), files
     if section.token_keys is None:
         return (HeaderIdentity(section.tenant_header) if section.tenant_header else EVERYBODY), files
     try:

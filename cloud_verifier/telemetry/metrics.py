@@ -202,7 +202,7 @@ OWN = (
     Metric("forerun_certificate_expiry_seconds", "gauge", lambda s: s.trust.expires_at,
         "Expiry of the TLS certificate in use, in seconds since 1970; infinite without one."),
     Metric("forerun_file_reloads", "counter", lambda s: _all_of(FILES, s.trust.reloads),
-        "Newer files taken into use: `certificate`, `token_keys`, `tenant_limits`, `denied`.", "file"),
+        "Newer files taken into use: `certificate`, `token_keys`, `secrets`, and the like.", "file"),
     Metric("forerun_failed_file_reloads", "counter", lambda s: _all_of(FILES, s.trust.failures),
         "Newer files that could not be used; the previous file stays. The log names the reason.", "file"),
     Metric("forerun_quota_refusals", "counter",

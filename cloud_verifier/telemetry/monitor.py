@@ -35,9 +35,10 @@ REFUSALS_RATE, REFUSALS_BURST = 5.0, 50
 """Most log lines about refused streams a second, and at once after a pause."""
 
 
-FILES = CERTIFICATE, TOKEN_KEYS, TENANT_LIMITS, DENIED = (
+FILES = CERTIFICATE, TOKEN_KEYS, SECRETS, TENANT_LIMITS, DENIED = (
     "certificate",
     "token_keys",
+    "secrets",
     "tenant_limits",
     "denied",
 )

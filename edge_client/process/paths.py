@@ -18,6 +18,9 @@ from pathlib import Path
 from common.errors import UserError
 
 APPLICATION = "forerun"
+PAIRED = "pair.toml"
+"""The configuration that `forerun pair` writes."""
+
 PRIVATE = 0o700
 """Mode of every folder made here: tokens, texts and sockets are their owner's alone."""
 
@@ -37,7 +40,8 @@ class EdgePaths:
     @property
     def config_files(self) -> tuple[Path, ...]:
         """The configuration files that are read if present; later ones override earlier ones."""
-        return tuple(dict.fromkeys((SYSTEM.config / "edge.toml", self.config / "edge.toml")))
+        folders = dict.fromkeys((SYSTEM.config, self.config))
+        return tuple(folder / name for folder in folders for name in (PAIRED, "edge.toml"))
 
     def files_read(self, config: Path | None) -> list[Path]:
         """Return the configuration file `config` alone, or those of `config_files` that exist."""

@@ -103,6 +103,14 @@ def _dev(options: DevOptions) -> int:
     write_new(files)
     for path, (_, secret) in files.items():
         print(f"{path}{'  (secret)' if secret else ''}")
+    first = out / f"{options.tenant}-{options.devices[0]}"
+    print(
+        f"forerun serve MODEL --tls-cert {out}/tls.crt --tls-key {out}/tls.key --tls-client-ca {out}/ca.crt"
+    )
+    print(
+        f"forerun edge --draft FILE.gguf --verifier HOST:PORT --verifier-tls-ca {out}/ca.crt "
+        f"--verifier-tls-cert {first}.crt --verifier-tls-key {first}.key"
+    )
     print(f"For trying out: all of it ends in {options.days:g} days, and the CA's key is not kept.")
     return 0
 

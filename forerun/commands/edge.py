@@ -23,7 +23,7 @@ from forerun.cli import own_version
 from forerun.commands import config as config_command
 from forerun.commands import process, service
 from forerun.log_format import writing
-from forerun.options import ConfigOption, add_server_words, given_flags, loaded, places
+from forerun.options import ConfigOption, add_server_words, given_flags, join_address, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
     """Add the daemon's own options and those of all settings."""
     add_options(parser, ConfigOption)
     add_flags(parser, SCHEMA)
-    add_server_words(parser, SCHEMA.by_name["api.listen"], SCHEMA.by_name["log.level"])
+    add_server_words(parser, SCHEMA.by_name["log.level"])
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
+    join_address(options, SCHEMA.by_name["api.listen"])
     paths = places(options)
     config = loaded(options, paths).config
 

@@ -23,8 +23,9 @@ from common.privacy import Privacy
 from common.wire.free_port import check_free
 from edge_client.process.paths import find_paths
 from forerun.cli import SERVE, leave
+from forerun.commands.pair import Pairing
 from forerun.log_format import writing
-from forerun.options import add_server_words
+from forerun.options import add_server_words, join_address
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetInfo
@@ -40,6 +41,9 @@ verifier asks every session to move elsewhere, waits at most --grace seconds and
 A TOML file (--config FILE) or the environment (FORERUN_VERIFY_MODEL) can also set every option. An option
 given here overrides the environment, and the environment overrides the file. With --check the verifier only
 loads and probes the model: exit code 0 if it can be served, else 2 with a message."""
+
+
+PAIRED_LISTEN = "0.0.0.0:50051"
 
 
 def add_parser(commands: Any) -> None:
@@ -59,21 +63,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("argument", nargs="?", metavar="MODEL", help="the target, as of --model")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with the settings below")
     add_flags(parser, SCHEMA)
-    add_server_words(parser, SCHEMA.by_name["server.listen"], SCHEMA.by_name["operations.log_level"])
+    parser.add_argument(
+        "--pair",
+        action="store_true",
+        help="let devices of one pairing in, from other machines, and print its line (`forerun pair`)",
+    )
+    add_server_words(parser, SCHEMA.by_name["operations.log_level"])
 
 
 def config_of(options: argparse.Namespace) -> VerifierConfig:
     """Load the configuration from the file, the environment and the options. Raise `UserError`."""
-    flags = flags_from(options, SCHEMA)
-    if (
-        options.argument is not None
-        and flags.setdefault("target.model", options.argument) != options.argument
-    ):
-        raise UserError(f"two targets are named, {flags['target.model']} and {options.argument}; name one")
+    join_address(options, SCHEMA.by_name["server.listen"], PAIRED_LISTEN if options.pair else "")
+    flags, named = flags_from(options, SCHEMA), options.argument
+    if named is not None and flags.setdefault("target.model", named) != named:
+        raise UserError(f"two targets are named, {flags['target.model']} and {named}; name one")
+    if options.pair:
+        flags |= _paired(flags)
     if getattr(options, "log_level", None) is not None:  # it may also stand before the command
         flags.setdefault("operations.log_level", options.log_level)
     files = [] if options.config is None else [options.config]
     return load_config(SCHEMA, flags, os.environ, files).config
+
+
+def _paired(flags: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings of this user's pairing, whose files are made if need be. Raise `UserError`."""
+    pairing = Pairing.of(find_paths(os.environ))
+    own = {
+        "server.tls_cert": pairing.cert,
+        "server.tls_key": pairing.key,
+        "identity.secret_file": pairing.secret,
+    }
+    if given := sorted(own.keys() & flags.keys()):
+        raise UserError(f"--pair sets {', '.join(given)} itself; leave them out, or --pair")
+    pairing.make()
+    return {name: str(path) for name, path in own.items()}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -176,11 +199,15 @@ def _announce_json(
         "pid": os.getpid(),
         **besides,
     }
+    if (pairing := _pairing(config)) is not None:
+        told["pair"] = pairing.words(address)
     print(json.dumps(told), flush=True)
 
 
 def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: Mapping[str, str]) -> None:
     lines = [f"Serving {info.name} on {address}; stop with Ctrl-C."]
+    if (pairing := _pairing(config)) is not None:
+        lines += ["On the device, once (the key is secret):", f"  forerun pair {pairing.words(address)}"]
     if config.server.privacy == Privacy.OFF.title:
         lines.append("Privacy off: message sizes reveal content, unless an edge asks for padding.")
     else:
@@ -195,3 +222,9 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
     if lossy := [rule.title for rule in config.server.rules if not rule.lossless]:
         lines.append(f"Sessions may ask for lossy acceptance rules: {', '.join(lossy)}.")
     print("\n".join(lines), flush=True)
+
+
+def _pairing(config: VerifierConfig) -> Pairing | None:
+    """Return the pairing of --pair; None without it."""
+    pairing = Pairing.of(find_paths(os.environ))
+    return pairing if config.identity.secret_file == pairing.secret else None

@@ -35,6 +35,7 @@ WITH: dict[str, dict[str, Any]] = {
     "tls_client_ca": {"tls_cert": "c", "tls_key": "k"},
     "judge": {"allow_rule": ["judge"]},
     "tenant_certificate": {"tls_cert": "c", "tls_key": "k", "tls_client_ca": "a"},
+    "secret_file": {"tls_cert": "c", "tls_key": "k"},
     "token_audience": {"token_keys": "keys"},
     "token_keys": {"token_audience": "us"},
     "denied": {"tenant_header": "x"},

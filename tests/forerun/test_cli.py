@@ -20,6 +20,7 @@ from common.sampling import SamplingDefaults
 from edge_client.settings import SCHEMA
 from forerun.cli import COMMANDS, build_parser, main, own_version
 from forerun.commands import verify
+from forerun.options import join_address
 from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
@@ -82,6 +83,7 @@ def test_two_targets_are_refused() -> None:
 
 def test_the_daemon_listens_where_host_and_port_say() -> None:
     given = build_parser("edge").parse_args(["edge", "--host", "0.0.0.0", "--port", "9", "-v"])
+    join_address(given, SCHEMA.by_name["api.listen"])
     assert flags_from(given, SCHEMA) == {"api.listen": "0.0.0.0:9", "log.level": "debug"}
 
 

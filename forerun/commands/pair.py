@@ -1,0 +1,166 @@
+"""Implements `forerun pair`, and `forerun serve --pair`: a safe link between two machines by one line.
+
+The verifier makes a certificate and a secret once. The line that it prints holds its address, the SHA-256 of
+the certificate, and the secret. The device fetches the certificate, compares it with the line, and keeps
+both. So nobody between them can pose as the verifier, and nobody without the line can use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config.command_line import add_command
+from common.config.live_files import read_bytes
+from common.config.setting import REQUIRED, setting
+from common.errors import UnavailableError, UserError
+from common.wire.grpc_options import host_and_port
+from edge_client.process.paths import PAIRED, EdgePaths, make_private, write_private
+from edge_client.settings import load_config
+from forerun.options import PlaceOption
+from forerun.terminal import note
+
+DESCRIPTION = """\
+Connect this device to a verifier on another machine. `forerun serve MODEL --pair` prints the line to run:
+
+  forerun pair HOST:PORT KEY
+
+The link is TLS. The device keeps the verifier's certificate and its secret, and `forerun edge` uses them."""
+
+NAME = "forerun.pair"
+"""The name in every such certificate. Its SHA-256 says whose it is, so the address may change."""
+
+LIFETIME = datetime.timedelta(days=3650)
+TIMEOUT = 10.0  # seconds for the verifier to show its certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Names a verifier's files in a folder."""
+
+    folder: Path
+
+    @property
+    def cert(self) -> Path:
+        return self.folder / "tls.crt"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "tls.key"
+
+    @property
+    def secret(self) -> Path:
+        return self.folder / "secret"
+
+    @classmethod
+    def of(cls, paths: EdgePaths) -> Pairing:
+        """Return the pairing of a verifier that this user runs."""
+        return cls(paths.state / "pair")
+
+    def make(self) -> None:
+        """Make the files that are not there yet. Raises `UserError`."""
+        if self.secret.exists():
+            return
+        from forerun.commands.dev_certs import Authority, write_new
+
+        pair = Authority(LIFETIME).server([NAME])
+        make_private(self.folder)
+        files = {self.cert: (pair.cert, False), self.key: (pair.key, True)}
+        write_new(files | {self.secret: (secrets.token_urlsafe(32).encode() + b"\n", True)})
+
+    def words(self, listening: str) -> str:
+        """Return the address and the key that a device needs. Raises `UserError`."""
+        host, port = host_and_port(listening) or ("", 0)
+        own = _own_address() if host in ("0.0.0.0", "::") else host  # noqa: S104 - what the user asked for
+        own = f"[{own}]" if ":" in own else own
+        certificate, secret = (read_bytes(path, "the pairing").decode() for path in (self.cert, self.secret))
+        return f"{own}:{port} {_mark(ssl.PEM_cert_to_DER_cert(certificate))}.{secret.strip()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions(PlaceOption):
+    """Declares what the verifier printed."""
+
+    address: str = setting(REQUIRED, "address of the verifier, HOST:PORT", is_argument=True)
+    key: str = setting(REQUIRED, "key that it printed", is_argument=True)
+
+
+def add_parser(commands: Any) -> None:
+    words = "connect this device to a verifier on another machine"
+    add_command(commands, "pair", words, _pair, PairOptions, DESCRIPTION)
+
+
+def _pair(options: PairOptions) -> int:
+    mark, _, secret = options.key.partition(".")
+    if host_and_port(options.address) is None or not secret:
+        raise UserError("the line is not whole; copy all of it: forerun pair HOST:PORT KEY")
+    certificate = _certificate_of(options.address)
+    if not hmac.compare_digest(_mark(certificate), mark):
+        raise UserError(
+            f"{options.address} shows another certificate than the line says, and nothing is kept: another "
+            "server answers there, or the verifier has made a new one; take the line that it prints now"
+        )
+    folder = options.paths.config
+    make_private(folder)
+    pem = ssl.DER_cert_to_PEM_cert(certificate)
+    files = {"pair.crt": pem, "pair.secret": f"{secret}\n", PAIRED: _settings(options.address)}
+    try:
+        for name, content in files.items():
+            write_private(folder / name, content.encode())
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
+    config = load_config({}, os.environ, options.paths.files_read(None)).config
+    if config.verifier.addresses != (options.address,):
+        note(f"edge.toml or the environment names other verifiers: {', '.join(config.verifier.addresses)}")
+    print(f"Paired with {options.address}. Now: forerun edge --draft FILE.gguf")
+    return 0
+
+
+def _settings(address: str) -> str:
+    return (
+        "# Written by `forerun pair`. edge.toml overrides it.\n[verifier]\n"
+        f'addresses = ["{address}"]\ntls_ca = "pair.crt"\ntls_server_name = "{NAME}"\n'
+        'token_file = "pair.secret"\n'
+    )
+
+
+def _certificate_of(address: str) -> bytes:
+    """Return the certificate that a server shows, DER. Raises `UnavailableError`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared with the line
+    context.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(host_and_port(address) or ("", 0), TIMEOUT) as plain,
+            context.wrap_socket(plain) as link,
+        ):
+            return link.getpeercert(binary_form=True) or b""
+    except OSError as error:
+        raise UnavailableError(
+            f"{address} shows no certificate ({error}); start `forerun serve MODEL --pair` there, and let "
+            "its firewall pass the port"
+        ) from error
+
+
+def _mark(certificate: bytes) -> str:
+    """Return the SHA-256 of a certificate, 43 characters."""
+    return base64.urlsafe_b64encode(hashlib.sha256(certificate).digest()).rstrip(b"=").decode()
+
+
+def _own_address() -> str:
+    """Return the address by which this machine reaches others. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of no machine (RFC 5737)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
