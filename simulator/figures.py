@@ -1,4 +1,4 @@
-"""Turns runs into figures: the keys that demo, benchmarks and simulator share (docs/architecture.md), and
+"""Turns runs into figures: the keys that demo, benchmarks and simulator share (lab/measured/README.md), and
 those of the simulator alone."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a verifier as an application of Ray Serve: `serve run deploy/ray/serve.yaml` (deploy/README.md).
+"""Runs a verifier as an application of Ray Serve: `serve run deploy/ray/serve.yaml` (README.md).
 
 The verifier is the one that `forerun verify` makes of the same options; Ray only carries its calls. Only Ray
 imports this module.

@@ -1,4 +1,4 @@
-"""Adapt the service's methods to Ray's proxy (deploy/README.md). This module needs no Ray.
+"""Adapt the service's methods to Ray's proxy (README.md). This module needs no Ray.
 
 Ray's proxy ends the connections of edges and forwards each message in a task. Two of its properties need a
 workaround.

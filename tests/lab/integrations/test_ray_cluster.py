@@ -1,4 +1,4 @@
-"""Edges through the proxy of a real Ray cluster, to two replicas of the tiny target (deploy/README.md)."""
+"""Edges through the proxy of a real Ray cluster, to two replicas of the tiny target."""
 
 from __future__ import annotations
 
