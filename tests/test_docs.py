@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cli import COMMANDS, build_parser
+from forerun.cli import COMMANDS_BY_WORD, build_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -58,7 +58,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_command_that_is_named_is_one(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = {each for text in code(page) for each in re.findall(rf"{PROGRAM} +([a-z][a-z-]*)", text)}
     assert named, "the pattern has gone stale"
-    assert named <= set(COMMANDS)
+    assert named <= set(COMMANDS_BY_WORD)
     for command in named & set(WITH_ACTIONS):
         actions = {
             each for text in code(page) for each in re.findall(rf"{PROGRAM} {command} ([a-z][a-z-]*)", text)

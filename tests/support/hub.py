@@ -1,4 +1,4 @@
-"""A Hugging Face hub in a thread, of one repository, as far as huggingface_hub asks one."""
+"""A Hugging Face hub in a thread, as huggingface_hub asks one. Its repositories hold the same files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ REPOSITORY = "organisation/repository"
 
 @dataclass
 class Hub:
-    """Serves the files of `REPOSITORY` and notes every request as (method, path, token)."""
+    """Serves the files of its repositories and notes every request as (method, path, token)."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     gated: bool = False
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     address: str = ""
+    repositories: tuple[str, ...] = (REPOSITORY,)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -33,16 +34,17 @@ class Hub:
     def __call__(self, request: Handler) -> None:
         path = request.path.partition("?")[0]
         self.seen.append((request.command, path, request.headers.get("Authorization", "")))
-        if f"/{REPOSITORY}/" not in path:
+        asked = next((each for each in self.repositories if f"/{each}/" in f"{path}/"), None)
+        if asked is None:
             self._refuse(request, 404, "RepoNotFound")
         elif self.gated:
             self._refuse(request, 403, "GatedRepo")
-        elif name := re.fullmatch(rf"/{REPOSITORY}/resolve/[^/]+/(.+)", path):
+        elif name := re.fullmatch(rf"/{asked}/resolve/[^/]+/(.+)", path):
             self._send(request, name[1])
         elif "/tree/" in path:
             self._reply(request, [self._entry(name) for name in self.files])
         else:
-            self._reply(request, {"id": REPOSITORY, "sha": COMMIT})
+            self._reply(request, {"id": asked, "sha": COMMIT})
 
     def _entry(self, name: str) -> dict[str, Any]:
         return {"type": "file", "path": name, "oid": "0" * 40, "size": len(self.files[name])}
