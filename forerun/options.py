@@ -14,8 +14,8 @@ from common.config.command_line import flags_from
 from common.config.merge import Loaded
 from common.config.setting import Entry, setting
 from common.errors import UserError
-from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths, chosen_paths
+from edge_client.process.run_file import daemons_config
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from simulator.documents import write_error, write_whole
 
@@ -125,13 +125,8 @@ def given_flags(options: argparse.Namespace) -> str:
 
 def as_the_daemon(options: argparse.Namespace, paths: EdgePaths) -> Loaded[EdgeConfig]:
     """Return the configuration of the options; without options, that of a running daemon."""
-    if not flags_from(options, SCHEMA) and options.config is None:
-        record = daemon_file.read(paths.daemon)
-        if record is not None and record.flags:
-            told = json.loads(record.flags)
-            file = None if told["config"] is None else Path(told["config"])
-            return load_config(told["flags"], os.environ, paths.files_read(file))
-    return loaded(options, paths)
+    has_flags = bool(flags_from(options, SCHEMA))
+    return loaded(options, paths) if has_flags else daemons_config(paths, options.config)
 
 
 def loaded(options: argparse.Namespace, paths: EdgePaths) -> Loaded[EdgeConfig]:

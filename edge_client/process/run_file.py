@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from common.config.merge import Loaded
 from common.errors import UserError
-from edge_client.process.paths import write_private
+from edge_client.process.paths import EdgePaths, write_private
+from edge_client.settings import EdgeConfig, load_config
 
 PROC = Path("/proc/self")
 PS = "/bin/ps"
@@ -78,6 +80,16 @@ def read_any(path: Path) -> DaemonRecord | None:
     return DaemonRecord(
         **{each.name: content[each.name] for each in fields(DaemonRecord) if each.name in content}
     )
+
+
+def daemons_config(paths: EdgePaths, file: Path | None) -> Loaded[EdgeConfig]:
+    """Return the running daemon's configuration, its command line included. Without a running daemon, or with
+    a `file`, return that of files and environment. Raise `UserError`."""
+    record, flags = read(paths.daemon) if file is None else None, {}
+    if record is not None and record.flags:
+        given = json.loads(record.flags)
+        flags, file = given["flags"], given["config"] and Path(given["config"])
+    return load_config(flags, os.environ, paths.files_read(file))
 
 
 def _is_record(content: Any) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -18,6 +17,7 @@ from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from edge_client.fleet.document import Document, Kill, PayloadError, desired_topic, read_report, seal, topic
+from edge_client.process.run_file import daemons_config
 from edge_client.settings import TOPIC_LEVEL, FleetSection, load_config
 from forerun.commands.daemon_table import duration
 from forerun.options import ConfigOption
@@ -86,7 +86,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(action: Callable[[Any, FleetSection], Coroutine[Any, Any, None]], options: Any) -> int:
-    fleet = load_config({}, os.environ, options.paths.files_read(options.config)).config.fleet
+    fleet = daemons_config(options.paths, options.config).config.fleet
     if not fleet.broker:
         raise UserError("no broker is configured; set fleet.broker in the file of --config (docs/fleet.md)")
     asyncio.run(action(options, fleet))

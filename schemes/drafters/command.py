@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
 from edge_client.process.paths import EdgePaths, chosen_paths
-from edge_client.settings import load_config
+from edge_client.process.run_file import daemons_config
 from edge_client.texts.index_file import SUFFIX, read_index
 from schemes.drafters.file_index import build, place_of
 
@@ -64,13 +63,14 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(options: IndexOptions) -> int:
+    from common.llama.files import find_model
     from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaModel, LlamaSettings
     from common.vocabulary import Vocabulary
 
     if not (wanted := _wanted(options)):
         raise UserError("there is no index to update; name a folder or file to index")
-    settings = LlamaSettings(options.draft or _daemons_draft(options))
+    settings = LlamaSettings(find_model(options.draft or _daemons_draft(options)))
     ModelTrials(options.paths.tried).ensure(settings, weights=False)
     with LlamaModel(settings, weights=False) as words:
         fingerprint = Vocabulary(words.token_table()).fingerprint
@@ -89,14 +89,30 @@ def _wanted(options: IndexOptions) -> dict[Path, list[str]]:
     if not options.sources:
         return {path: read_index(path).about["roots"] for path in sorted(folder.glob(f"*{SUFFIX}"))}
     roots = [str(Path(each).expanduser().resolve()) for each in options.sources]
-    return {place_of(options.name or Path(roots[0]).name, folder): roots}
+    path = place_of(options.name or Path(roots[0]).name, folder)
+    if not options.name and (others := _roots_of(path)) not in ([], roots):
+        raise UserError(
+            f"the index {path.stem} is already one of {', '.join(others)}; give another --name, or "
+            f"--name {path.stem} to replace it"
+        )
+    return {path: roots}
+
+
+def _roots_of(path: Path) -> list[str]:
+    """Return what an index was made of; empty if there is none that can be read."""
+    try:
+        return list(read_index(path).about["roots"])
+    except UserError:
+        return []
 
 
 def _daemons_draft(options: IndexOptions) -> str:
-    config = load_config({}, os.environ, options.paths.files_read(options.config)).config
-    if not config.draft.model:
+    """Return the file with the tokens of the daemon's first pair."""
+    config = daemons_config(options.paths, options.config).config
+    draft = next(iter(config.each_pair.values())).draft
+    if not draft.model:
         raise UserError("no draft model is named, whose tokenizer is needed; give --draft FILE")
-    return config.draft.model
+    return draft.tokens or draft.model
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -24,6 +24,12 @@ MOST_TOKENS = 4_000_000
 LARGEST_FILE = 2**20
 """Bytes of a file. Larger ones are mostly data or made by programs."""
 
+GIT_TIMEOUT = 60.0
+"""Seconds for git to list a repository's files; a million of them take some seconds."""
+
+OF_ONE_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+"""Environment variables that git sets in hooks. With them it would list another repository."""
+
 
 def place_of(name: str, folder: Path) -> Path:
     """Return the file of an index: `name` is a path, or the name of one in `folder`."""
@@ -68,30 +74,70 @@ def _text_in(path: Path) -> str | None:
 def _text_files(roots: Sequence[str]) -> Iterator[Path]:
     """Yield the files under the roots, without hidden ones, links, and those that git ignores."""
     for root in map(Path, roots):
-        if not root.is_dir():
-            yield root
-            continue
-        for path in _listed_by_git(root) or _walked(root):
+        folder = root if root.is_dir() else root.parent
+        is_of_git = any(map(_is_repository, (folder, *folder.parents)))
+        for path in _listed_by_git(folder, root) if is_of_git else _walked(root):
             hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
             if not hidden and not path.is_symlink():
                 yield path
 
 
-def _listed_by_git(root: Path) -> list[Path]:
-    """Return the files that git knows or does not ignore; empty outside a repository."""
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false"]  # which could name a program to run
-    command += ["ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    try:
-        names = subprocess.run(command, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return [root / os.fsdecode(name) for name in sorted(set(names.split(b"\0"))) if name]
+def _is_repository(folder: Path) -> bool:
+    """Tell whether git takes this folder for a repository, a damaged one included."""
+    return os.path.lexists(folder / ".git")
 
 
 def _walked(root: Path) -> Iterator[Path]:
+    """Yield `root` or the files below, which no repository holds, and what git lists of repositories."""
+    if not root.is_dir():
+        yield root
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names))
+        shown = [Path(folder, name) for name in sorted(folders) if not name.startswith(".")]
+        repositories = [each for each in shown if _is_repository(each) and not each.is_symlink()]
+        folders[:] = [each.name for each in shown if each not in repositories]
+        for repository in repositories:
+            yield from _of_nested(repository)
+
+
+def _of_nested(repository: Path) -> Iterator[Path]:
+    """Yield what git lists of a repository below a root. If git fails, leave the repository out."""
+    try:
+        yield from _listed_by_git(repository, repository)
+    except UserError as error:
+        logger.warning("%s; it is left out", error)
+
+
+def _listed_by_git(folder: Path, root: Path) -> Iterator[Path]:
+    """Yield the files at or below `root` that git knows or does not ignore, those of nested repositories
+    included. `folder` is in a repository and holds `root`. Raises `UserError` if git fails."""
+    for name in _git_list(folder, root):
+        path = folder / os.fsdecode(name)
+        if not name.endswith(b"/") and not path.is_dir():
+            yield path
+        elif _is_repository(path) and not path.is_symlink():
+            yield from _of_nested(path)
+
+
+def _git_list(folder: Path, root: Path) -> list[bytes]:
+    command = ["git", "-C", str(folder), "-c", "core.fsmonitor=false"]  # which could name a program to run
+    command += ["--literal-pathspecs", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    command += ["--", "." if root == folder else root.name]
+    around = {name: value for name, value in os.environ.items() if name not in OF_ONE_REPOSITORY}
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=GIT_TIMEOUT, env=around)
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().partition("\n")[0]
+    except subprocess.TimeoutExpired:
+        reason = f"it took longer than {GIT_TIMEOUT:g} s"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    else:
+        return [name for name in sorted(set(done.stdout.split(b"\0"))) if name]
+    raise UserError(
+        f"git cannot list the files of {folder} ({reason}), so which of them it ignores is unknown; make "
+        f"`git -C {folder} ls-files` work, or name folders outside of the repository"
+    )
 
 
 # The daemon -------------------------------------------------------------------------------------------------

@@ -77,6 +77,80 @@ def test_what_git_ignores_is_left_out(folder: Path, tmp_path: Path) -> None:
     assert read_index(tmp_path / "project.index").about["num_files"] == 1
 
 
+def repository(path: Path, ignored: str) -> Path:
+    """A repository that ignores one file, with that file and another."""
+    path.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "init", "-q", str(path)], check=True)
+    (path / ".gitignore").write_text(f"{ignored}\n")
+    (path / ignored).write_text("private")
+    (path / "open.txt").write_text("open")
+    return path
+
+
+def num_indexed(tmp_path: Path, *roots: Path) -> int:
+    """How many files an index holds, none of which are ignored ones."""
+    indexed(tmp_path / "made.index", *roots)
+    index = read_index(tmp_path / "made.index")
+    assert not continued("priv", [index.index]).startswith("ate")
+    return int(index.about["num_files"])
+
+
+def test_what_git_ignores_is_left_out_of_repositories_below_a_folder(tmp_path: Path) -> None:
+    outer = repository(tmp_path / "src" / "deep" / "outer", "secret.txt")
+    repository(outer / "inner", "hidden.txt")
+    (tmp_path / "src" / "plain.txt").write_text("plain")
+    assert num_indexed(tmp_path, tmp_path / "src") == 3
+    assert num_indexed(tmp_path, outer) == 2
+    assert continued("op", [read_index(tmp_path / "made.index").index]).startswith("en")
+
+
+def test_what_git_ignores_is_left_out_where_it_is_named_itself(tmp_path: Path) -> None:
+    root = repository(tmp_path / "project", "build")  # a folder in place of the file
+    (root / "build").unlink()
+    (root / "build").mkdir()
+    (root / "build" / "secret.txt").write_text("private")
+    assert num_indexed(tmp_path, root / "build", root / "open.txt") == 1
+    assert num_indexed(tmp_path, root / "build" / "secret.txt") == 0
+
+
+def test_another_repositorys_variables_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = repository(tmp_path / "project", "secret.txt")
+    monkeypatch.setenv("GIT_DIR", str(repository(tmp_path / "other", "else.txt") / ".git"))
+    assert num_indexed(tmp_path, root) == 1
+
+
+FAILURES = {"damaged": "", "absent": "", "slow": "#!/bin/sh\nexec sleep 60\n"}
+"""Ways in which git's answer may lack, and a program in place of git."""
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_repository_that_git_cannot_list_is_not_indexed(
+    failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "plain.txt").write_text("plain")
+    root = repository(tmp_path / "src" / "project", "secret.txt")
+    if failure == "damaged":
+        (root / ".git" / "HEAD").unlink()
+    else:
+        program = tmp_path / "bin" / "git"
+        program.parent.mkdir()
+        if FAILURES[failure]:
+            program.write_text(FAILURES[failure])
+            program.chmod(0o755)
+            monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+            monkeypatch.setattr(file_index, "GIT_TIMEOUT", 0.2)
+        else:
+            monkeypatch.setenv("PATH", str(program.parent))
+    with wording.raises(UserError):
+        indexed(tmp_path / "made.index", root)
+    with caplog.at_level(logging.WARNING):
+        assert num_indexed(tmp_path, tmp_path / "src") == 1
+    assert str(root) in caplog.text
+
+
 def test_an_index_is_bounded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "project.index"
     monkeypatch.setattr(file_index, "MOST_TOKENS", 55)
