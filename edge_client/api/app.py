@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,22 +18,24 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from common.errors import ForerunError
+from common.errors import ForerunError, UnavailableError
 from edge_client.api import model_lists
 from edge_client.api.endpoints import TextEndpoints
+from edge_client.api.other_paths import advice
 from edge_client.api.pairs import Pairs
 from edge_client.api.response import JsonResponse, event_stream, whole
-from edge_client.api.security import Gate, Guarded
+from edge_client.api.security import HEALTH_PATHS, REQUEST, REQUEST_ID, Gate, Guarded
 from edge_client.api.stored import MOST, StoredResponses
 from edge_client.api.text_streams import TextStreams
 from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.formats.dialect import Dialect
 from edge_client.formats.dialects import DIALECTS, error_body
-from edge_client.formats.fields import MAX_DEPTH, MAX_TEXT, Fields, is_too_deep
+from edge_client.formats.fields import MAX_DEPTH, Fields, is_too_deep
 from edge_client.formats.json_text import well_formed
 from edge_client.formats.openai import read_chat
 from edge_client.formats.responses import Responses
+from edge_client.formats.token_requests import read_detokenize, read_tokenize, tokens_json
 from edge_client.texts.resume import Journal, ReplayStream
 from edge_client.texts.text_request import Writer
 
@@ -45,29 +47,6 @@ CLIENT_GONE = 499
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Matches JSON's escape of half a surrogate pair. Two halves in a row are one character, one alone becomes
 U+FFFD: nobody can mend what a model or a tool has written, and its conversation would be refused for ever."""
-
-UNSUPPORTED = {
-    "use /v1/completions": ("/completion",),
-    "use /v1{path}; a client's base URL ends in /v1": (
-        "/chat/completions",
-        "/completions",
-        "/responses",
-        "/models",
-    ),
-    "use /v1/chat/completions; this client adds /v1 to its base URL by itself": ("/v1/v1/chat/completions",),
-    "use /v1/messages; this client adds /v1 to its base URL by itself": ("/v1/v1/messages",),
-    "the target only writes texts; set the client's own URL for embeddings": (
-        "/v1/embeddings",
-        "/api/embed",
-        "/api/embeddings",
-    ),
-    "the target only writes texts": ("/v1/moderations", "/v1/rerank"),
-    "text only": ("/v1/images/generations", "/v1/audio/speech", "/v1/audio/transcriptions"),
-    "nothing is stored": ("/v1/files",),
-    "send single requests; the daemon queues them fairly": ("/v1/batches", "/v1/messages/batches"),
-    "this daemon trains no models": ("/v1/fine_tuning/jobs",),
-}
-"""Advice for paths of other daemons' APIs, which this daemon does not serve."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -106,13 +85,7 @@ class Api:
         self._limit, self._resumes = settings.limit, settings.resumes
         self._stopped = asyncio.Event()
         self._status, self._ready, self._metrics = status, ready, metrics
-        own = [Route(path, endpoint, methods=[method]) for method, path, endpoint in self._table()]
-        self.routes = (*own, *more)
-        unsupported = [
-            Route(path, _refusing(path, hint), methods=["GET", "POST"])
-            for hint, paths in UNSUPPORTED.items()
-            for path in paths
-        ]
+        self.routes = (*_routes(self._table()), *more)
         handlers: Any = {
             HTTPException: _http_error,
             ApiError: _error,
@@ -120,7 +93,7 @@ class Api:
             ClientDisconnect: _gone,
             Exception: _error,
         }
-        starlette = Starlette(routes=[*self.routes, *unsupported], exception_handlers=handlers)
+        starlette = Starlette(routes=self.routes, exception_handlers=handlers)
         starlette.router.redirect_slashes = False
         guarded = Guarded(starlette, settings.gate, settings.max_body_bytes, error_body)
         self.app: ASGIApp = CORSMiddleware(  # outside, so that pages can read refusals, too
@@ -128,6 +101,7 @@ class Api:
             allow_origins=settings.gate.origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
+            expose_headers=REQUEST_ID,
         )
 
     def stop(self) -> None:
@@ -138,16 +112,22 @@ class Api:
     def _table(self) -> list[tuple[str, str, Endpoint]]:
         return [
             ("GET", "/healthz", self._healthz),
+            *(("GET", path, self._health) for path in HEALTH_PATHS),
             ("GET", "/readyz", self._readyz),
             ("GET", "/metrics", self._metrics_page),
             ("GET", "/v1/status", _telling(self._status)),
-            ("GET", "/v1/models", self._models),
+            *(("GET", path, self._models) for path in ("/v1/models", "/v1/models/")),
             ("GET", "/v1/models/{name:path}", self._model),
             *(("POST", dialect.path, partial(self._text, dialect)) for dialect in DIALECTS),
+            ("POST", f"{Responses.path}/input_tokens", partial(self._count_tokens, Responses)),
+            (
+                "POST",
+                f"{AnthropicMessages.path}/count_tokens",
+                partial(self._count_tokens, AnthropicMessages),
+            ),
             ("GET", "/v1/responses/{name}", self._response),
             ("DELETE", "/v1/responses/{name}", self._delete_response),
             ("GET", "/v1/responses/{name}/input_items", self._input_items),
-            ("POST", f"{AnthropicMessages.path}/count_tokens", self._count_tokens),
             *(("POST", f"{base}/tokenize", self._tokenize) for base in ("", "/v1")),
             *(("POST", f"{base}/detokenize", self._detokenize) for base in ("", "/v1")),
             *(("POST", f"{base}/apply-template", self._apply_template) for base in ("", "/v1")),
@@ -256,24 +236,23 @@ class Api:
         name, writer = service.writer(name)
         return JsonResponse(_card(request, name, service, writer))
 
-    async def _count_tokens(self, request: Request) -> Response:
+    async def _count_tokens(self, dialect: type[Dialect], request: Request) -> Response:
         body = await _body(request)
         service = await self.pairs.of(body)
-        num_tokens = await service.count_tokens(AnthropicMessages, body)
-        return JsonResponse({"input_tokens": num_tokens})
+        body = self.stored.continued(body) if dialect is Responses else body
+        kind = {"object": "response.input_tokens"} if dialect is Responses else {}
+        return JsonResponse({**kind, "input_tokens": await service.count_tokens(dialect, body)})
 
     async def _tokenize(self, request: Request) -> Response:
         fields, service = await self._fields(request)
-        param = "content" if fields.has("content") else "prompt"
-        text = fields.text("content", fields.text("prompt", longest=MAX_TEXT), MAX_TEXT)
-        special = fields.flag("parse_special", True)
+        asked = read_tokenize(fields)
         fields.finish()
-        tokens = await service.tokenize(text, param, special)
-        return JsonResponse({"tokens": tokens, "count": len(tokens)})
+        tokens = await service.tokens(asked)
+        return JsonResponse(await asyncio.to_thread(tokens_json, asked, service.texts.words, tokens))
 
     async def _detokenize(self, request: Request) -> Response:
         fields, service = await self._fields(request)
-        tokens = fields.list("tokens", 2**21)
+        tokens = read_detokenize(fields)
         fields.finish()
         return JsonResponse({"content": await service.detokenize(tokens)})
 
@@ -301,6 +280,11 @@ class Api:
     async def _healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
+    async def _health(self, request: Request) -> Response:
+        if why := self._ready():
+            raise UnavailableError(why)
+        return JsonResponse({"status": "ok"})
+
     async def _readyz(self, request: Request) -> Response:
         why = self._ready()
         return PlainTextResponse(f"{why or 'ready'}\n", status_code=503 if why else 200)
@@ -327,6 +311,21 @@ class Api:
         return {"sessions": sessions, "waiting": self.pairs.admission.num_waiting}
 
 
+def _routes(table: Iterable[tuple[str, str, Endpoint]]) -> list[Route]:
+    """Return one route for each path, whose refusal of a method names all others."""
+    paths = dict[str, dict[str, Endpoint]]()
+    for method, path, endpoint in table:
+        paths.setdefault(path, {})[method] = endpoint
+    return [Route(path, _by_method(methods), methods=list(methods)) for path, methods in paths.items()]
+
+
+def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
+
+
 def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -> dict[str, Any]:
     """Return a model as the request's client reads it."""
     if model_lists.ANTHROPIC_VERSION in request.headers:
@@ -337,7 +336,7 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
 async def _error(request: Request, error: Exception) -> Response:
     """Return the error in the endpoint's shape. A defect also reaches uvicorn, which logs it."""
     refusal = api_error(error)
-    log_refusal(request.method, request.url.path, refusal)
+    log_refusal(request.method, request.url.path, refusal, request.scope[REQUEST])
     return JsonResponse(error_body(request.url.path, refusal), refusal.status, refusal.headers)
 
 
@@ -355,14 +354,6 @@ def _telling(what: Callable[[], dict[str, Any]]) -> Endpoint:
     return tell
 
 
-def _refusing(path: str, hint: str) -> Endpoint:
-    async def refuse(request: Request) -> Response:
-        words = hint.format(path=path)
-        raise ApiError(404, f"{path} is not supported here: {words}", code="unsupported_endpoint")
-
-    return refuse
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for these"
     what = f"{request.method} {request.url.path}"
@@ -372,12 +363,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     }
     words, code = said.get(error.status_code, (error.detail, None))
     refusal = ApiError(error.status_code, f"{what}: {words}", code=code)
-    log_refusal(request.method, request.url.path, refusal)
+    if code is not None and (hint := advice(request.url.path)):
+        refusal = ApiError(404, f"{what} is not supported here: {hint}", code="unsupported_endpoint")
+    log_refusal(request.method, request.url.path, refusal, request.scope[REQUEST])
     return JsonResponse(error_body(request.url.path, refusal), refusal.status, error.headers)
 
 
 async def _body(request: Request) -> dict[str, Any]:
     """Return a request's JSON object. Raises `ApiError`."""
+    if (coding := request.headers.get("content-encoding", "").lower()) not in ("", "identity"):
+        words = f"Content-Encoding {coding[:40]!r} is not read here; send the body as plain JSON"
+        raise ApiError(415, words, code="unsupported_encoding")
     raw = await request.body()
     try:
         text = raw.decode(json.detect_encoding(raw))

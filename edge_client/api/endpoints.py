@@ -35,6 +35,7 @@ from edge_client.formats.fields import Fields, are_token_ids
 from edge_client.formats.infill import Gap, Infill
 from edge_client.formats.message import MessageForm
 from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
+from edge_client.formats.token_requests import TokenizeRequest
 from edge_client.formats.turn_order import is_plain
 from edge_client.texts.text_request import TextRequest, Writer
 from edge_client.texts.text_service import Orders, TextService
@@ -284,6 +285,18 @@ class TextEndpoints:
         self._bound(len(text), param)
         return await self._in_thread(self.texts.words.tokenize, text, special, len(text))
 
+    def begun(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens of a text with the beginning token before them, if the target has one."""
+        begin = self.texts.words.begin_ids
+        return tokens if tokens[: len(begin)] == begin else begin + tokens
+
+    async def tokens(self, asked: TokenizeRequest) -> tuple[int, ...]:
+        """Return the token ids of a request's text or chat. Raises `ApiError` or `ForerunError`."""
+        if isinstance(asked.prompt, ChatPrompt):
+            return (await self.prompt(asked.prompt, asked.param))[0]
+        tokens = await self.tokenize(asked.prompt, asked.param, asked.special)
+        return self.begun(tokens) if asked.begins else tokens
+
     async def detokenize(self, tokens: list[Any]) -> str:
         """Return the text of token ids."""
         words = self.texts.words
@@ -329,9 +342,8 @@ class TextEndpoints:
             case ChatPrompt():
                 tokens, form = await self._chat(prompt, param)
             case str():
-                tokens, begin = await self.tokenize(prompt, param), self.texts.words.begin_ids
-                if tokens and tokens[: len(begin)] != begin:
-                    tokens = begin + tokens
+                tokens = await self.tokenize(prompt, param)
+                tokens = self.begun(tokens) if tokens else tokens
             case _:
                 self._bound_tokens(len(prompt), param)
                 _check_ids(prompt, self.texts.words.num_vocab, param)

@@ -8,6 +8,7 @@ programs do not, must be the daemon's own page or an allowed one.
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge_client.formats.api_error import ApiError, log_refusal
 
-OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico"))
+HEALTH_PATHS = ("/health", "/v1/health", "/ping")
+"""Paths at which clients of llama-server, vLLM and SGLang wait for the server."""
+
+OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/page.js", "/page.css", "/favicon.ico", *HEALTH_PATHS))
 """Paths that supervisors and browsers request without a token. They reveal nothing about texts."""
+
+REQUEST_ID = ("x-request-id", "request-id")
+"""Headers from which OpenAI's and Anthropic's clients take a request's id."""
+
+REQUEST = "forerun.request"
+"""Key of the request's id in its ASGI scope."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
@@ -67,7 +77,7 @@ class Gate:
 
 
 class Guarded:
-    """Wraps an ASGI application in a `Gate` and limits the size of bodies.
+    """Wraps an ASGI application in a `Gate`, limits the size of bodies, and gives each request an id.
 
     `error_body` returns the body of an error for a path.
     """
@@ -86,10 +96,11 @@ class Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        scope[REQUEST] = f"req_{secrets.token_hex(12)}"
+        send, headers = _with_id(send, scope[REQUEST]), Headers(scope=scope)
         refusal = self._gate.refusal(scope["path"], headers) or self._too_large(headers)
         if refusal is not None:
-            log_refusal(scope["method"], scope["path"], refusal)
+            log_refusal(scope["method"], scope["path"], refusal, scope[REQUEST])
             body = self._error_body(scope["path"], refusal)
             answer = JSONResponse(body, refusal.status, refusal.headers)
             await answer(scope, receive, send)
@@ -120,3 +131,15 @@ class Guarded:
             return message
 
         return receiving
+
+
+def _with_id(send: Send, request: str) -> Send:
+    """Add the request's id to the head of its response."""
+    own = [(name.encode(), request.encode()) for name in REQUEST_ID]
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *own]
+        await send(message)
+
+    return sending

@@ -136,10 +136,11 @@ def _no_room(error: CapacityError, wait: float) -> ApiError:
     return ApiError(429, str(error), kind="rate_limit_error", code="no_capacity", retry_after=wait)
 
 
-def log_refusal(method: str, path: str, error: ApiError) -> None:
+def log_refusal(method: str, path: str, error: ApiError, request: str = "") -> None:
     """Log a request that gets an error. The message of a client's error may quote a text and is left out."""
-    words = f": {error}" if error.status >= 500 else ""
-    logger.info("x %s %s: %d %s%s", method, quote(path)[:200], error.status, error.code or error.kind, words)
+    told = (error.status, error.code or error.kind, f": {error}" if error.status >= 500 else "")
+    extra = {"fields": {"request": request}} if request else None
+    logger.info("x %s %s: %d %s%s", method, quote(path)[:200], *told, extra=extra)
 
 
 def _ours(status: int, message: str, code: str, retry_after: float | None = None) -> ApiError:
