@@ -50,6 +50,7 @@ NEEDED_PROGRAMS = {
     "kube": ("kubectl",),
     "helm": ("helm",),
     "promtool": ("promtool",),
+    "proxies": ("nginx", "haproxy"),
 }
 """Mark -> programs that its tests start; `.ci/run` installs them where it may."""
 
