@@ -101,8 +101,17 @@ COMMANDS_BY_WORD = {name: name for name in COMMANDS} | {SERVE: "verify"}
 COMPLETING = "_ARGCOMPLETE"
 """Environment variable with which a shell asks for the words that may follow."""
 
-OF_THE_VERIFIER = ("torch", "transformers", "tokenizers", "jwt", "cryptography", "prometheus_client")
-"""Packages that the extra `verifier` installs; the extra `edge` installs all others."""
+EXTRAS = {
+    "torch transformers tokenizers safetensors triton": ("verifier",),
+    "jwt cryptography google.rpc grpc_reflection": ("verifier", "verifier-llama"),
+    "llama_cpp huggingface_hub": ("edge", "verifier-llama"),
+    "llguidance prometheus_client": ("edge", "verifier"),
+    "gguf": ("train",),
+    "matplotlib": ("simulation",),
+    "torchao": ("quantized",),
+    "accelerate": ("parallel",),
+}
+"""Maps modules to the extras that install them; the extra `edge` installs all others."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -254,6 +263,12 @@ def leave(number: int, *_: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def extras_of(module: str) -> tuple[str, ...]:
+    """Return the extras of which each installs a module, as `pip install 'forerun[EXTRA]'` takes them."""
+    names = (module, module.partition(".")[0])
+    return next((extras for words, extras in EXTRAS.items() if {*names} & {*words.split()}), ("edge",))
+
+
 def reported(command: Callable[[], int | None]) -> int:
     """Run a command and report its error as a sentence on standard error. Return as `main`."""
     try:
@@ -265,8 +280,8 @@ def reported(command: Callable[[], int | None]) -> int:
         package = str(error.name).partition(".")[0]
         if package in OURS:
             raise
-        extra = "train" if package == "gguf" else "verifier" if package in OF_THE_VERIFIER else "edge"
-        print(f"forerun: {error.name} is not installed; pip install 'forerun[{extra}]'", file=sys.stderr)
+        extras = " or ".join(f"'forerun[{extra}]'" for extra in extras_of(str(error.name)))
+        print(f"forerun: {error.name} is not installed; pip install {extras}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

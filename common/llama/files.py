@@ -16,10 +16,13 @@ import hashlib
 import http.client
 import logging
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib import request
@@ -39,6 +42,29 @@ SILENCE = 30.0
 """Seconds without a byte before the fetch of an https:// file fails."""
 
 BLOCK = 1 << 20  # bytes read at once
+
+CONVERT = (
+    "convert the model with llama.cpp's convert_hf_to_gguf.py, or name the file of the repository that ends "
+    "in .gguf"
+)
+OTHER_FILES = (
+    (
+        rb"version https://git-lfs",
+        "a Git LFS pointer; run `git lfs pull` in its clone, or fetch the file itself",
+    ),
+    (
+        rb"(\xef\xbb\xbf)?\s*<",
+        "a web page; take the address of the file, not of its page, and fetch it again",
+    ),
+    (rb"(?s).{5}\0{3}\{", f"a safetensors file; {CONVERT}"),
+    (rb"PK", f"a zip archive or a checkpoint of PyTorch; unpack it, or {CONVERT}"),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf|\x28\xb5\x2f\xfd", "a compressed file; unpack it"),
+    (rb"lmgg|fmgg|tjgg|algg", "of a format before GGUF; fetch a newer file of the model"),
+)
+"""What files begin with that are given in place of a GGUF file, what they are, and what to do."""
+
+PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+"""The end of a name that llama.cpp's gguf-split gives."""
 
 
 def is_remote(name: str) -> bool:
@@ -74,8 +100,10 @@ def find_model(name: str, sha256: str = "") -> str:
     else:
         path = _from_web(name, sha256)
     if not path.is_file():
-        raise UserError(f"there is no model at {path}; check the path, or use {HUB}org/repo/file.gguf")
+        what = f"{path} is a folder; name a GGUF file" if path.is_dir() else f"there is no model at {path}"
+        raise UserError(f"{what}; check the path, or use {HUB}org/repo/file.gguf")
     _check(path, str(path), sha256)
+    _check_parts(path)
     return str(path)
 
 
@@ -94,16 +122,29 @@ def _check(path: Path, name: str, sha256: str) -> None:
     except OSError as error:
         raise UserError(f"the model {name} cannot be read ({error}); check its permissions") from error
     if head[: len(GGUF_MAGIC)] != GGUF_MAGIC:
-        raise UserError(
-            f"{name} is not a GGUF file; convert the model with llama.cpp's convert_hf_to_gguf.py, or name "
-            "the file of the repository that ends in .gguf"
-        )
+        what = next((words for start, words in OTHER_FILES if re.match(start, head)), "")
+        raise UserError(f"{name} is {what}" if what else f"{name} is not a GGUF file; {CONVERT}")
     if len(head) < SMALLEST:
         raise UserError(f"the model {name} is cut off after {len(head)} bytes; fetch it again")
     if actual != sha256.lower():
         raise UserError(
             f"the model {name} has the SHA-256 {actual}, not {sha256}, and is not loaded; correct the hash, "
             "or replace the file"
+        )
+
+
+def _check_parts(path: Path) -> None:
+    """Raise `UserError` for a split model's part that is not its first, or lies without the others."""
+    part = PART.search(path.name)
+    if part is None:
+        return
+    first, count = f"{path.name[: part.start()]}-00001-of-{part[2]}.gguf", int(part[2])
+    if int(part[1]) != 1:
+        raise UserError(f"{path} is part {int(part[1])} of {count}; name the first part, {first}")
+    others = (path.with_name(first.replace("-00001-of-", f"-{n:05}-of-")) for n in range(2, count + 1))
+    if missing := [other.name for other in others if not other.is_file()]:
+        raise UserError(
+            f"{path} is part 1 of {count} and {missing[0]} is not beside it; fetch all parts into one folder"
         )
 
 
@@ -167,6 +208,37 @@ def _asking_the_hub(name: str) -> Iterator[None]:
         raise _failure(name, cause or error) from error
 
 
+def is_public(host: str) -> bool:
+    """Tell whether an IP address belongs neither to this machine nor to a private network."""
+    return ip_address(host).is_global
+
+
+class _Connection(http.client.HTTPSConnection):
+    """Reports the address that it has reached, which a name does not tell."""
+
+    def __init__(self, *words: Any, on_connected: Callable[[str], None], **options: Any) -> None:
+        super().__init__(*words, **options)
+        self._on_connected = on_connected
+
+    def connect(self) -> None:
+        super().connect()
+        self._on_connected(self.sock.getpeername()[0])
+
+
+class _HttpsHandler(request.HTTPSHandler):
+    """Follows no redirect of a public server to this machine or its network, which trusts what runs there."""
+
+    _left = False
+
+    def https_open(self, asked: request.Request) -> Any:
+        return self.do_open(partial(_Connection, on_connected=self._check), asked)
+
+    def _check(self, peer: str) -> None:
+        if self._left and not is_public(peer):
+            raise ConnectionError(f"a redirect leads to {peer}, which is this machine or its network")
+        self._left = is_public(peer)
+
+
 def _from_web(url: str, sha256: str) -> Path:
     """Return the file of an https:// address from huggingface_hub's folder for the files of other programs.
 
@@ -181,7 +253,7 @@ def _from_web(url: str, sha256: str) -> Path:
     web = request.OpenerDirector()  # without HTTPHandler: no redirect leads out of TLS
     for handler in (
         request.ProxyHandler,
-        request.HTTPSHandler,
+        _HttpsHandler,
         request.HTTPRedirectHandler,
         request.HTTPDefaultErrorHandler,
         request.HTTPErrorProcessor,

@@ -49,9 +49,13 @@ def parse_address(text: str, *, encrypted: bool = False, insecure: bool = False)
     """Parse HOST:PORT or dns:///HOST:PORT. Raises `UserError` for any other form, and for another machine
     without TLS (`encrypted`) or permission for plain text (`insecure`)."""
     plain = text.removeprefix("dns:///")
-    scheme, colon, _ = plain.partition("://")
+    scheme, colon, rest = plain.partition("://")
     if colon:
-        raise UserError(f"the verifier {text!r} names the scheme {scheme!r}; give HOST:PORT, {EXAMPLE}")
+        place = rest.strip("/").partition("/")[0]
+        instead = place if host_and_port(place) else "10.0.0.7:50051"
+        raise UserError(
+            f"the verifier {text!r} names the scheme {scheme!r}; leave it out, for example {instead}"
+        )
     host_port = host_and_port(plain)
     if host_port is None or any(not letter.isprintable() or letter in " /@,?" for letter in plain):
         raise UserError(f"the verifier {text!r} is not HOST:PORT with a port from 1 to 65535, {EXAMPLE}")

@@ -51,6 +51,18 @@ OWN_CONNECTION: Options = (("grpc.use_local_subchannel_pool", 1),)
 NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Statuses that gRPC sets by itself without an answer. Every other status comes from a server."""
 
+IN_PLACE_OF_A_VERIFIER = {
+    "HTTP status": "a web server",
+    "header with status": "a web server or a proxy",
+    "header with content-type": "a web server or a proxy",
+    "selected ALPN": "a web server",
+    "parsing HTTP/2": "another program",
+    "Method not found": "another gRPC server",
+}
+"""Parts of gRPC's words for the answers of other programs, the login page of a network among them."""
+
+MORE = " `forerun doctor` shows more"
+
 RECENT = 8
 """Round trips of which the shortest counts. A longer route shows after this many answers."""
 
@@ -320,14 +332,7 @@ class VerifierChannel:
                 self._rtts.append(time.monotonic() - began)
             connection.has_answered = True
         except grpc.aio.AioRpcError as error:
-            failure = to_error(error)
-            if isinstance(failure, UnavailableError):
-                failure = UnavailableError(
-                    f"the verifier at {self.address} cannot be reached ({failure}); "
-                    "is `forerun verify` running there? `forerun doctor` shows more",
-                    failure.code,
-                )
-            raise failure from error
+            raise self._explained(to_error(error)) from error
         except asyncio.CancelledError as error:
             if _is_own():
                 raise
@@ -336,6 +341,19 @@ class VerifierChannel:
         if response is None:
             raise PeerError(f"the verifier at {self.address} sent a description that cannot be read")
         return decode_description(response)
+
+    def _explained(self, failure: ForerunError) -> ForerunError:
+        """Say what a failed call means: another program answers, nothing does, or the verifier refuses."""
+        words = str(failure)
+        if other := next((name for part, name in IN_PLACE_OF_A_VERIFIER.items() if part in words), ""):
+            advice = "check host and port, and whether this network wants a login in a browser first"
+            return UnavailableError(f"{other} answers at {self.address} in place of a verifier; {advice}")
+        if not isinstance(failure, UnavailableError):
+            return failure
+        advice = f"is `forerun verify` running there?{MORE}"
+        return UnavailableError(
+            f"the verifier at {self.address} cannot be reached ({words}); {advice}", failure.code
+        )
 
     async def explain_mismatch(self, own: Vocabulary) -> str:
         """Fetch all tokens of the verifier and name the first that differs from `own`."""

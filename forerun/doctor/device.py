@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from common.errors import ForerunError, UserError
+from common.errors import Code, ForerunError, UserError
 from common.llama.library import extra_bufts_are_safe
 from common.wire.free_port import check_free
 from common.wire.grpc_options import host_and_port
+from edge_client.network.channel import MORE
 from edge_client.process import run_file as daemon_file
 from edge_client.process.client import client_of
 from edge_client.process.paths import EdgePaths, expand, read_token
@@ -30,6 +32,24 @@ PACKAGES = (
 )
 WORTH_HAVING = ("AVX2", "NEON")
 """Processor features without which llama.cpp computes several times slower."""
+
+SAYS_IT = ""
+"""The advice about an error whose own sentence says what to do."""
+
+REMEDIES = {
+    Code.UNAVAILABLE: "check that the verifier runs, and what lies between: firewall, tunnel, proxy",
+    Code.DEADLINE_EXCEEDED: "check the link; a verifier that is busy or loads its model answers later",
+    Code.RESOURCE_EXHAUSTED: "try later, or add another verifier (verifier.addresses)",
+    Code.UNAUTHENTICATED: "get a new token from the issuer and for the audience that the verifier's operator "
+    "names, and put it into verifier.token_file",
+    Code.PERMISSION_DENIED: "ask the verifier's operator to let this device in",
+}
+"""What to do about an error of a verifier or of the link, by its code."""
+
+OTHER_REMEDY = "see the verifier's log, and run the same release of Forerun on both sides"
+
+BUSY = 1.0
+"""Load average a processor from which on the times that follow are those of a busy machine."""
 
 
 class Level(Enum):
@@ -64,8 +84,13 @@ def warn(name: str, words: str, advice: str = "") -> Finding:
     return Finding(name, Level.WARN, words, advice)
 
 
-def fail(name: str, words: str, advice: str = "") -> Finding:
+def fail(name: str, words: str, advice: str) -> Finding:
     return Finding(name, Level.FAIL, words, advice)
+
+
+def refused(name: str, error: ForerunError) -> Finding:
+    """Report an error of a verifier or of the link, with what to do about it."""
+    return fail(name, str(error).removesuffix(MORE), REMEDIES.get(error.code, OTHER_REMEDY))
 
 
 def skip(name: str, words: str) -> Finding:
@@ -80,6 +105,18 @@ def check_python() -> Finding:
     if missing := [name for name, each in versions.items() if each is None]:
         return fail("python", f"{words}; missing: {', '.join(missing)}", "pip install 'forerun[edge]'")
     return ok("python", words)
+
+
+def check_load() -> Finding:
+    """Check that other programs leave processors for the times that are measured next."""
+    try:
+        load, processors = os.getloadavg()[0], os.cpu_count() or 1
+    except (AttributeError, OSError):  # Windows has none
+        return skip("load", "this system does not report it")
+    words = f"{load:.1f} of {processors} processors were in use during the last minute"
+    if load > BUSY * processors:
+        return warn("load", f"{words}, so all times are too long", "stop other work and run doctor again")
+    return ok("load", words)
 
 
 def check_processor(system_info: str) -> Finding:
@@ -107,7 +144,7 @@ def check_token(api: ApiSection, paths: EdgePaths) -> Finding:
     try:
         read_token(path)
     except UserError as error:
-        return fail("token", str(error))
+        return fail("token", str(error), SAYS_IT)
     return ok("token", f"only its owner can read {path}")
 
 
@@ -123,7 +160,7 @@ def check_daemon(api: ApiSection, paths: EdgePaths) -> Finding:
     try:
         _check_address(api.listen)
     except UserError as error:
-        return fail("daemon", f"it does not run, and {error}")
+        return fail("daemon", f"it does not run, and {error}", SAYS_IT)
     return ok("daemon", f"it does not run; {api.listen} is free (start it with: forerun edge)")
 
 

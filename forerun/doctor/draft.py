@@ -20,7 +20,7 @@ from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import DraftSection
-from forerun.doctor.device import Finding, check_processor, fail, ok, skip, warn
+from forerun.doctor.device import SAYS_IT, Finding, check_processor, fail, ok, refused, skip, warn
 
 if TYPE_CHECKING:
     from common.llama.model import LlamaModel
@@ -115,7 +115,7 @@ def find_file(draft: DraftSection) -> tuple[str, Finding]:
     try:
         path = find_model(draft.model, draft.sha256)
     except ForerunError as error:
-        return "", fail("draft file", str(error))
+        return "", fail("draft file", str(error), SAYS_IT)
     return path, ok("draft file", f"{path}, {Path(path).stat().st_size / 1e6:.1f} MB")
 
 
@@ -228,7 +228,8 @@ async def _with_verifier(
         async with asyncio.timeout(LONGEST), VerifierChannel(address, tls=tls) as channel:
             described = await channel.describe()
             if described.fingerprint != vocabulary.fingerprint:
-                return [fail("tokenizer", await channel.explain_mismatch(vocabulary))], measured
+                advice = "choose a draft of the target's family; `forerun models` lists pairs"
+                return [fail("tokenizer", await channel.explain_mismatch(vocabulary), advice)], measured
             words = f"{vocabulary.num_tokens} tokens, fingerprint {vocabulary.fingerprint.hex()[:16]}"
             findings.append(ok("tokenizer", words))
             await channel.describe()  # the second answer shows the round trip, the first followed a handshake
@@ -240,9 +241,10 @@ async def _with_verifier(
             async with DraftPool(draft.runtime, seats=1, group=draft.group) as pool:
                 drafted = await _write(vocabulary, channel, prompt, pool.seat(), pace)
     except ForerunError as error:
-        return [*findings, fail("texts", str(error))], measured
+        return [*findings, refused("texts", error)], measured
     except TimeoutError:
-        return [*findings, fail("texts", f"they took longer than {LONGEST:g} s")], measured
+        advice = "stop other work on both machines and run doctor again, or use smaller models"
+        return [*findings, fail("texts", f"they took longer than {LONGEST:g} s", advice)], measured
     seen = plain.token_time / drafted.token_time if drafted.token_time else None
     return [*findings, compared(plain, drafted)], replace(measured, seen=seen)
 

@@ -11,8 +11,10 @@ from common.llama.load_trial import ModelTrials
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import EdgeConfig
 from forerun.doctor.device import (
+    SAYS_IT,
     Finding,
     check_daemon,
+    check_load,
     check_python,
     check_token,
     fail,
@@ -34,6 +36,7 @@ Progress = Callable[[str], None]
 def examine(config: EdgeConfig, paths: EdgePaths, progress: Progress) -> Iterator[Finding]:
     """Yield every finding as soon as it is known."""
     yield check_python()
+    yield check_load()
     yield check_token(config.api, paths)
     yield check_daemon(config.api, paths)
     for name, pair in config.each_pair.items():
@@ -49,7 +52,7 @@ def _examine_pair(config: EdgeConfig, paths: EdgePaths, progress: Progress) -> I
         try:
             link = check_link(address, tls_for(config.verifier, address))
         except UserError as error:
-            link = LinkFound(address, (fail(address, str(error)),))
+            link = LinkFound(address, (fail(address, str(error), SAYS_IT),))
         yield from link.findings
         if link.rtt is not None and (nearest is None or link.rtt < (nearest.rtt or 0.0)):
             nearest = link

@@ -12,20 +12,21 @@ from functools import partial
 
 import numpy as np
 
-from common.errors import ForerunError, UserError
+from common.errors import Code, ForerunError, UserError
 from common.wire.describe import Description
-from common.wire.grpc_options import host_and_port
+from edge_client.network.addresses import parse_address
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings, explain
 from edge_client.process.paths import expand
 from edge_client.settings import VerifierSection
-from forerun.doctor.device import Finding, Level, fail, ok, skip, warn
+from forerun.doctor.device import REMEDIES, SAYS_IT, Finding, Level, fail, ok, refused, skip, warn
 
 PROBES = 20
 PROBE_TIMEOUT = 1.0  # seconds
 CONNECT_TIMEOUT = 3.0
 DAY = 86_400.0  # seconds
 SOON = 14  # days before a certificate's end that cause a warning
+LAST_THIRD = 1 / 3  # of a shorter life, when clients of ACME renew
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,11 @@ def tls_for(verifier: VerifierSection, address: str) -> TlsSettings | None:
 
 def check_link(address: str, tls: TlsSettings | None, probes: int = PROBES) -> LinkFound:
     """Run all checks of one verifier, up to the first that fails."""
-    place = host_and_port(address)
-    if place is None:
-        return LinkFound(address, (fail(f"{address}", "it is not of the form HOST:PORT"),))
-    host, port = place[0].strip("[]"), place[1]
+    try:
+        place = parse_address(address, insecure=True)
+    except UserError as error:
+        return LinkFound(address, (fail(address, str(error), SAYS_IT),))
+    host, port = place.bare_host, place.port
     findings = list[Finding]()
     for check in (_connection, partial(_certificate, tls=tls)):
         findings.append(check(address, host, port))
@@ -85,28 +87,29 @@ def _certificate(address: str, host: str, port: int, tls: TlsSettings | None) ->
     try:
         wrong = asyncio.run(explain(host, port, tls))
         if wrong is not None:
-            return fail(name, wrong)
+            return fail(name, wrong, SAYS_IT)
         if tls is None:
             return skip(name, "none is used (verifier.insecure, or an address of this machine)")
-        end = _end_of_certificate(host, port, tls)
+        begin, end = _life_of_certificate(host, port, tls)
     except UserError as error:
-        return fail(name, str(error))
+        return fail(name, str(error), SAYS_IT)
     except OSError as error:
-        return fail(name, f"the handshake fails: {error}")
+        return fail(name, f"the handshake fails: {error}", REMEDIES[Code.UNAVAILABLE])
     days = (end - time.time()) / DAY
-    if days < SOON:
+    if days < min(SOON, (end - begin) / DAY * LAST_THIRD):
         return warn(name, f"the certificate ends in {days:.0f} days", "renew it")
     return ok(name, f"the certificate is trusted, bears the name, and is good for {days:.0f} days")
 
 
-def _end_of_certificate(host: str, port: int, tls: TlsSettings) -> float:
-    """Return the certificate's end in seconds since 1970."""
+def _life_of_certificate(host: str, port: int, tls: TlsSettings) -> tuple[float, float]:
+    """Return the certificate's begin and end in seconds since 1970."""
     with (
         socket.create_connection((host, port), CONNECT_TIMEOUT) as plain,
         tls.context().wrap_socket(plain, server_hostname=tls.server_name or host) as secured,
     ):
         certificate = secured.getpeercert() or {}
-    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+    begin, end = (ssl.cert_time_to_seconds(str(certificate[each])) for each in ("notBefore", "notAfter"))
+    return begin, end
 
 
 async def _ask(address: str, tls: TlsSettings | None, probes: int) -> LinkFound:
@@ -116,7 +119,7 @@ async def _ask(address: str, tls: TlsSettings | None, probes: int) -> LinkFound:
             described = await channel.describe(patience=CONNECT_TIMEOUT)
             times, lost = await _probe(channel, probes)
     except ForerunError as error:
-        return LinkFound(address, (fail(f"{address} gRPC", str(error)),))
+        return LinkFound(address, (refused(f"{address} gRPC", error),))
     said = (described.model, f"{described.max_positions} positions", described.version)
     findings = (
         ok(f"{address} gRPC", ", ".join(filter(None, said))),
@@ -147,7 +150,7 @@ def round_trips(address: str, times: Sequence[float], lost: int) -> Finding:
     """Report RTT, jitter (mean difference of neighbours, RFC 3550 6.4.1 without smoothing) and loss."""
     name, asked = f"{address} RTT", len(times) + lost
     if not times:
-        return fail(name, f"none of {asked} probes was answered")
+        return fail(name, f"none of {asked} probes was answered", REMEDIES[Code.DEADLINE_EXCEEDED])
     in_ms = np.asarray(times) * 1e3
     least, usual, slow = in_ms.min(), *np.percentile(in_ms, (50, 95))
     jitter = float(np.abs(np.diff(in_ms)).mean()) if len(in_ms) > 1 else 0.0
@@ -175,7 +178,8 @@ def _load(address: str, described: Description) -> Finding:
         return skip(name, "this verifier does not report it")
     words = f"{load.num_sessions} sessions of {load.max_sessions or 'any number'}"
     if load.draining:
-        return warn(name, f"{words}; it is draining and admits no sessions")
+        advice = "wait until it is back, or add another verifier (verifier.addresses)"
+        return warn(name, f"{words}; it is draining and admits no sessions", advice)
     if load.max_sessions and load.num_sessions >= load.max_sessions:
         return warn(name, f"{words}; it is full", "add another verifier (verifier.addresses)")
     return ok(name, words)

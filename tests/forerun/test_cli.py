@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -18,13 +23,15 @@ from common.config.command_line import flags_from
 from common.errors import UserError
 from common.sampling import SamplingDefaults
 from edge_client.settings import SCHEMA
-from forerun.cli import COMMANDS, build_parser, main, own_version
+from forerun.cli import COMMANDS, build_parser, extras_of, main, own_version
 from forerun.commands import verify
 from forerun.options import join_address
 from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
 from tests.worlds.models import TinyTarget
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,49 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["verify", "--model", "x", "--check"]) == 2
     wording.keep(capsys.readouterr().err.splitlines()[-1])
+
+
+def imported_by(package: str) -> Iterator[str]:
+    """Names of the modules that the sources of a package import, dotted."""
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Import):
+                yield from (name.name for name in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module
+
+
+def installed_by(extra: str) -> set[str]:
+    """Names of the distributions of an extra, of those within it, and of what every installation has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"][extra]]
+    within = [name for line in lines for name in re.findall(r"^forerun\[(.*)\]", line)]
+    names = {re.split(r"[^\w.-]", line)[0].lower() for line in lines}
+    crypto = {"cryptography"} if "pyjwt[crypto]" in "".join(lines) else set[str]()
+    triton = {"triton"} if "torch" in names else set[str]()  # the CUDA wheels bring it
+    needed = (
+        line for name in names - {"forerun"} for line in metadata.requires(name) or () if "extra" not in line
+    )
+    below = {re.split(r"[^\w.-]", line)[0].lower() for line in needed}
+    return names.union(crypto, triton, below, *(installed_by(each) for each in within))
+
+
+def test_every_missing_module_is_named_with_extras_that_install_it() -> None:
+    """Of each module that a package of the wheel imports and that no package of ours is."""
+    shipped = ("edge_client", "cloud_verifier", "common", "forerun", "schemes", "training", "simulator")
+    holds = metadata.packages_distributions()
+    imported = {each for package in shipped for each in imported_by(package)}
+    checked = 0
+    for module in sorted(imported):
+        top = module.partition(".")[0]
+        if top in {*sys.stdlib_module_names, *shipped, "setuptools"} or top not in holds:  # it builds wheels
+            continue
+        own = "google.rpc" if module.startswith("google.rpc") else top
+        distributions = {"googleapis-common-protos"} if own == "google.rpc" else {*holds[top]}
+        for extra in extras_of(module if own == top else own):
+            checked += 1
+            assert {each.lower() for each in distributions} & installed_by(extra), (module, extra)
+    assert checked > 40
 
 
 def test_help_is_a_word_and_rare_options_follow_in_a_group_of_their_own(

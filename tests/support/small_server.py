@@ -66,17 +66,19 @@ class _UnixServer(_Quiet, socketserver.ThreadingMixIn, socketserver.UnixStreamSe
 
 
 @contextlib.contextmanager
-def serving(answer: Answer, *, unix: Path | None = None, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(
+    answer: Answer, *, unix: Path | None = None, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
     """A server that answers so; yields HOST:PORT or unix:PATH."""
     handler = type("AnsweringHandler", (Handler,), {"answer": staticmethod(answer)})
     server: socketserver.BaseServer
     if unix is not None:
         server, address = _UnixServer(str(unix), handler), f"unix:{unix}"
     else:
-        tcp = _TcpServer(("127.0.0.1", 0), handler)
+        tcp = _TcpServer((host, 0), handler)
         if tls is not None:
             tcp.socket = tls.wrap_socket(tcp.socket, server_side=True)
-        server, address = tcp, f"127.0.0.1:{tcp.server_address[1]}"
+        server, address = tcp, f"{host}:{tcp.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

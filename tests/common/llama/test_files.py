@@ -6,6 +6,7 @@ import errno
 import hashlib
 import shutil
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from common.errors import CapacityError, ForerunError, UnavailableError, UserError
-from common.llama.files import find_model, is_gguf, is_remote
+from common.llama.files import find_model, is_gguf, is_public, is_remote
 from tests import wording
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serving_hub
 from tests.support.small_server import Handler, serving
@@ -53,6 +54,40 @@ def test_a_local_file_is_used_if_its_hash_is_right(file: Path, monkeypatch: pyte
     assert find_model("~/d.gguf") == find_model(str(file), SHA256.upper()) == str(file)
     with wording.raises(UserError):
         find_model(str(file), "0" * 64)
+
+
+OTHERS = {
+    "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 98\n",
+    "web page": b"\n<!DOCTYPE html><html><body>log in first</body></html>",
+    "safetensors": (120).to_bytes(8, "little") + b'{"model.embed_tokens.weight":{"dtype":"F16"}}',
+    "PyTorch": b"PK\x03\x04" + bytes(40),
+    "compressed": b"\x1f\x8b\x08" + bytes(40),
+    "before GGUF": b"tjgg" + bytes(40),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_usual_wrong_file_is_named_for_what_it_is(kind: str, file: Path) -> None:
+    file.write_bytes(OTHERS[kind])
+    with wording.raises(UserError):
+        find_model(str(file))
+
+
+def test_a_folder_is_named_for_what_it_is(file: Path) -> None:
+    with wording.raises(UserError):
+        find_model(str(file.parent))
+
+
+def test_a_split_model_is_named_by_its_first_part_beside_all_others(tmp_path: Path) -> None:
+    first, second, third = (tmp_path / f"m-q4-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    first.write_bytes(MODEL)
+    second.write_bytes(MODEL)
+    with wording.raises(UserError):
+        find_model(str(first))
+    with wording.raises(UserError):
+        find_model(str(second))
+    third.write_bytes(MODEL)
+    assert find_model(str(first)) == str(first)
 
 
 @pytest.mark.parametrize("data", [b"text", b"", MODEL[:23]])
@@ -140,7 +175,7 @@ def test_a_name_without_a_file_is_refused(name: str) -> None:
 def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ssl.SSLContext:
     """TLS of a server that this machine trusts."""
     authority, context = pytest.importorskip("trustme").CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.issue_cert("127.0.0.1", "127.0.0.2").configure_cert(context)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     return context
@@ -193,6 +228,37 @@ def test_nothing_is_left_of_a_fetch_that_failed(case: str, web: ssl.SSLContext, 
     with wording.raises(kind):
         fetched(web, answer, sha256)
     assert not files_below(home / "assets")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux answers at all of 127.0.0.0/8")
+@pytest.mark.parametrize("public", ["127.0.0.1", "127.0.0.2"])
+def test_a_public_server_leads_to_no_private_one(
+    public: str, web: ssl.SSLContext, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two addresses of this machine stands for a public one; only the other way is open."""
+    monkeypatch.setattr("common.llama.files.is_public", lambda host: host == public)
+    asked = list[str]()
+
+    def model(request: Handler) -> None:
+        asked.append(request.path)
+        request.reply(200, MODEL)
+
+    with serving(model, tls=web, host="127.0.0.2") as place:
+        answer = redirected_to(f"https://{place}/f.gguf")
+        if public == "127.0.0.2":
+            assert Path(fetched(web, answer)).read_bytes() == MODEL
+            return
+        with wording.raises(UnavailableError):
+            fetched(web, answer)
+    assert not asked
+    assert not files_below(home / "assets")
+
+
+def test_addresses_of_this_machine_and_its_network_are_not_public() -> None:
+    private = ("127.0.0.1", "::1", "10.0.0.7", "169.254.169.254", "fe80::1%lo", "::ffff:127.0.0.1")
+    assert not any(is_public(each) for each in private)
+    assert is_public("1.1.1.1")
+    assert is_public("2606:4700:4700::1111")
 
 
 def test_a_full_disk_is_named(web: ssl.SSLContext, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

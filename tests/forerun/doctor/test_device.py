@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import Code, ForerunError
+from edge_client.network.channel import MORE
 from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import EdgePaths
 from edge_client.settings import ApiSection
-from forerun.doctor.device import Level, check_daemon, check_processor, check_token
+from forerun.doctor.device import Level, check_daemon, check_load, check_processor, check_token, refused
 from tests.support.small_server import Handler, serving
 
 
@@ -28,6 +30,25 @@ def test_a_processor_is_judged_by_what_llama_cpp_uses(info: str, level: Level, w
     found = check_processor(info)
     assert found.level is level
     assert words in found.words
+
+
+@pytest.mark.parametrize(("load", "level"), [(0.4, Level.OK), (2.0, Level.OK), (30.0, Level.WARN)])
+def test_a_busy_machine_is_a_finding(load: float, level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert check_load().level is level
+
+
+def test_a_system_without_a_load_average_has_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.getloadavg")
+    assert check_load().level is Level.SKIP
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
+def test_every_error_of_a_verifier_has_a_remedy(code: Code) -> None:
+    finding = refused("gRPC", ForerunError(f"the token is not for the audience 'forerun'{MORE}", code))
+    assert finding.advice
+    assert MORE not in finding.words
 
 
 def places(tmp_path: Path) -> EdgePaths:

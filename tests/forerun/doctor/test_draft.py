@@ -107,7 +107,17 @@ def test_a_verifier_that_goes_away_is_told(tiny: Path) -> None:
     findings, measured = findings_of(tiny, "127.0.0.1:1")
     assert (measured.draft_time or 0.0) > 0, "what was found out before stands"
     assert findings["texts"].level is Level.FAIL
+    assert findings["texts"].advice
     assert "cannot be reached" in findings["texts"].words
+
+
+@pytest.mark.llama
+@pytest.mark.grpc
+def test_texts_that_take_too_long_have_a_remedy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.doctor.draft.LONGEST", 0.0)
+    findings, _ = findings_of(tiny, "127.0.0.1:1")
+    assert findings["texts"].level is Level.FAIL
+    assert findings["texts"].advice
 
 
 @pytest.mark.llama

@@ -18,6 +18,7 @@ from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import VerifierSection
 from forerun.doctor.device import Finding, Level
 from forerun.doctor.link import LinkFound, _certificate, check_link, tls_for
+from tests import wording
 
 if TYPE_CHECKING:
     import trustme
@@ -66,11 +67,80 @@ async def test_nobody_and_nowhere() -> None:
     assert (await link("what")).findings[0].level is Level.FAIL
 
 
+HTTP_1 = b"HTTP/1.1 302 Found\r\nLocation: https://login.example/\r\nContent-Length: 0\r\n\r\n"
+SETTINGS, HEADERS_404 = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)), bytes((0, 0, 1, 1, 5, 0, 0, 0, 1, 0x8D))
+"""Frames of HTTP/2 (RFC 9113, RFC 7541): no settings, and a whole answer that is `:status: 404`."""
+
+
 @contextlib.asynccontextmanager
-async def tls_server(authority: trustme.CA, name: str, until: datetime | None = None) -> AsyncIterator[str]:
+async def stranger(banner: bytes, reply: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """Greets every connection, and answers what comes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            writer.write(banner)
+            while await reader.read(1 << 16) and reply:
+                writer.write(reply)
+                if not banner:
+                    break
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("name", ["HTTP/1.1", "HTTP/1.1 over TLS", "HTTP/2", "SSH"])
+async def test_what_answers_in_place_of_a_verifier_is_named(name: str, tmp_path: Path) -> None:
+    """As the login page of a hotel does, a web server at a wrong port, or any other program."""
+    import trustme
+
+    tls, context = None, None
+    if "TLS" in name:
+        authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        tls = TlsSettings(ca=tmp_path / "ca.pem")
+    banner = {"HTTP/2": SETTINGS, "SSH": b"SSH-2.0-OpenSSH_9.9\r\n"}.get(name, b"")
+    reply = {"HTTP/2": HEADERS_404, "SSH": b""}.get(name, HTTP_1)
+    async with stranger(banner, reply, context) as address:
+        found = await link(address, tls)
+    asked = found.findings[-1]
+    assert (asked.name, asked.level) == (f"{address} gRPC", Level.FAIL)
+    wording.keep(asked.line)
+
+
+async def test_another_grpc_server_is_no_verifier() -> None:
+    import grpc
+
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    found = await link(f"127.0.0.1:{port}")
+    await server.stop(0)
+    wording.keep(found.findings[-1].line)
+
+
+async def test_doctor_does_not_name_itself() -> None:
+    async with stranger(b"", b"") as address:
+        found = await link(address)
+    assert found.findings[-1].level is Level.FAIL
+    assert "forerun doctor" not in found.findings[-1].line
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "https://gpu.example:443/v1", "gpu:1/v1", "gpu"])
+def test_what_is_no_address_is_a_finding(address: str) -> None:
+    (finding,) = check_link(address, None).findings
+    assert finding.level is Level.FAIL
+    wording.keep(finding.line)
+
+
+@contextlib.asynccontextmanager
+async def tls_server(
+    authority: trustme.CA, name: str, until: datetime | None = None, since: datetime | None = None
+) -> AsyncIterator[str]:
     """Speaks TLS as a gRPC server does, and nothing behind it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name, not_after=until).configure_cert(context)
+    authority.issue_cert(name, not_before=since, not_after=until).configure_cert(context)
     context.set_alpn_protocols(["h2"])
 
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,6 +175,20 @@ async def test_a_certificate_is_trusted_named_and_in_time(tmp_path: Path) -> Non
     soon = datetime.now(UTC) + timedelta(days=5)
     async with tls_server(authority, "verifier.example", soon) as address:
         assert (await certificate(address, tls)).level is Level.WARN
+
+
+@pytest.mark.parametrize(("age", "level"), [(0, Level.OK), (4, Level.OK), (5, Level.WARN)])
+async def test_a_short_certificate_is_renewed_in_its_last_third(
+    age: int, level: Level, tmp_path: Path
+) -> None:
+    """Those of `forerun certs dev` live for seven days."""
+    import trustme
+
+    authority, made = trustme.CA(), datetime.now(UTC) - timedelta(days=age)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    tls = TlsSettings(ca=tmp_path / "ca.pem", server_name="verifier.example")
+    async with tls_server(authority, "verifier.example", made + timedelta(days=7), made) as address:
+        assert (await certificate(address, tls)).level is level
 
 
 def test_tls_as_the_daemon_speaks_it() -> None:
