@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -109,10 +110,10 @@ def num_tokens(event: dict[str, Any]) -> int:
 class DaemonProcess:
     """Runs a daemon with folders of its own below `folder`. An async context manager, ready when entered."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         common = ["--draft", str(DRAFT_GGUF), "--threads", "1", "--listen", self.address, "--no-api-auth"]
-        log, places = folder / "daemon.log", own_places(folder)
+        log, places = folder / "daemon.log", own_places(folder) | dict(environment or {})
         self.child = LoggedProcess("daemon", "edge", *common, *options, log=log, environment=places)
 
     async def __aenter__(self) -> Self:

@@ -14,13 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from forerun.demo_pair import DRAFT_GGUF
 from forerun.prompts import bundled
 from lab.bench.report import finish, parser_of, table
-from lab.benchmarks.faults.draws import draw_job
+from lab.benchmarks.faults.draws import WEIGHTS, draw_job
 from lab.benchmarks.faults.run import Result, RunSettings, run
 from lab.benchmarks.faults.stage import RealStage
 from lab.demo_models import TARGET_DIR
@@ -52,7 +52,10 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
     models = options.target, options.draft
     async with RealStage(folder, options.step_floor, options.deterministic, *models) as stage:
         tell("verifiers and daemon serve")
-        return await run(stage, jobs, settings, tell)
+        for kind in stage.lacking:
+            tell(f"no faults of kind {kind}: this machine lacks the program")
+        kinds = {kind: weight for kind, weight in WEIGHTS.items() if kind not in stage.lacking}
+        return await run(stage, jobs, replace(settings, weights=kinds), tell)
 
 
 def _lines(result: Result) -> list[str]:

@@ -20,6 +20,8 @@ class Kind(StrEnum):
     RESET = "reset"  # RST on the link to a verifier
     RESET_BOTH = "reset_both"  # on both links at once
     BLACK_HOLE = "black_hole"  # a link that swallows everything for a while
+    LOSS = "loss"  # of packets: TCP sends each again after a while, and what follows it waits
+    HALF_OPEN = "half_open"  # a link's answers vanish while its connections stay open, and then are reset
     LATENCY = "latency"  # 0 -> 200 ms -> 0
     FREEZE = "freeze"  # SIGSTOP of a verifier, SIGCONT later
     SLEEP = "sleep"  # of the device: SIGSTOP of the daemon, and both links swallow everything until it wakes
@@ -27,6 +29,8 @@ class Kind(StrEnum):
     DRAIN = "drain"  # SIGTERM of a verifier, which is started again
     DAEMON_KILL = "daemon_kill"  # SIGKILL of the daemon, which is started again
     DAEMON_STOP = "daemon_stop"  # SIGTERM
+    CLOCK = "clock"  # the daemon's clock of the wall jumps by up to a day, ahead or back
+    BROKER = "broker"  # the fleet's MQTT broker is killed, or freezes, and is there again later
 
 
 WEIGHTS = {
@@ -34,6 +38,8 @@ WEIGHTS = {
     Kind.RESET: 25,
     Kind.RESET_BOTH: 12,
     Kind.BLACK_HOLE: 10,
+    Kind.LOSS: 10,
+    Kind.HALF_OPEN: 6,
     Kind.LATENCY: 12,
     Kind.FREEZE: 6,
     Kind.SLEEP: 3,
@@ -41,12 +47,17 @@ WEIGHTS = {
     Kind.DRAIN: 0.7,
     Kind.DAEMON_KILL: 2.6,
     Kind.DAEMON_STOP: 1.0,
+    Kind.CLOCK: 5,
+    Kind.BROKER: 5,
 }
-"""How often each is drawn, of 103. A verifier's start takes some 10 s of a processor, so few of those."""
+"""How often each is drawn, of 129. A verifier's start takes some 10 s of a processor, so few of those."""
 
 LASTS = {
     Kind.BLACK_HOLE: (0.5, 6.0),
+    Kind.LOSS: (0.5, 4.0),
+    Kind.HALF_OPEN: (0.5, 6.0),
     Kind.LATENCY: (0.3, 3.0),
+    Kind.BROKER: (0.3, 5.0),
     Kind.FREEZE: (0.5, 7.0),
     Kind.SLEEP: (1.0, 9.0),
 }

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import glob
+import os
+import shutil
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, Protocol
 
 from forerun.demo_pair import DRAFT_GGUF
@@ -16,13 +22,24 @@ from lab.benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port
 from lab.demo_models import TARGET_DIR
 from lab.rig import VERIFIER, Processes
-from simulator.proxy import Hold, Link, both_ways
+from simulator.proxy import Hold, Link, LinkDirection, both_ways
 
 DRAIN_TIME = 2
 """Seconds that a verifier which drains waits for its sessions."""
 
 FAR = 200.0
 """Milliseconds of round trip while a link is slow."""
+
+SENT_AGAIN = 0.2, 0.8
+"""Seconds, least and most, until TCP has sent a lost packet again: Linux' least timeout, doubled twice."""
+
+BETWEEN_LOSSES = 0.15  # seconds on average
+JUMP = 86_400.0  # seconds by which the clock is off at most
+
+BROKER, PROGRAMS = "mosquitto", f"{os.defpath}:/usr/sbin:/usr/local/sbin"
+
+CLOCKS = "/usr/lib/*/faketime/libfaketimeMT.so.1"
+"""Library that shows a process another time of day (the package faketime)."""
 
 
 class FaultStage(Protocol):
@@ -58,6 +75,25 @@ class Side:
             for toxic in both_ways(Hold()):
                 self.link.remove_toxic(toxic.name)
 
+    def half(self, by: int) -> None:
+        """Let the link swallow all answers, or end that fault, and with it the connections."""
+        self.held["half"] += by
+        toxic = Hold(name="half", stream=LinkDirection.DOWNSTREAM)
+        if self.held["half"] == 1 and by > 0:
+            self.link.set_toxic(toxic)
+        elif not self.held["half"]:
+            self.link.cut()
+            self.link.remove_toxic(toxic.name)
+
+    async def lossy(self, fault: DrawnFault) -> None:
+        """Lose packets for a while: the link stands still until each has been sent again."""
+        random, ends_at = Random(fault.number), time.monotonic() + fault.lasts
+        while time.monotonic() < ends_at:
+            await asyncio.sleep(random.expovariate(1.0 / BETWEEN_LOSSES))
+            self.hole(1)
+            await asyncio.sleep(random.uniform(*SENT_AGAIN))
+            self.hole(-1)
+
     def slower(self, by: int) -> None:
         """Make the link slow, or end that fault."""
         self.held["slow"] += by
@@ -92,9 +128,11 @@ class RealStage(Processes):
         self._verify = ["--model", target, "--threads", "1", "--grace", str(DRAIN_TIME)]
         self._verify += ["--step-floor", str(step_floor_ms), *exact]
         self._draft = ["--draft", draft]
+        self._clock, self._broker_port = folder / "clock", free_port()
+        self._broker: asyncio.subprocess.Process | None = None
         self._sides: list[Side] = []
         self._tasks = set[asyncio.Task[None]]()
-        self._one_down = asyncio.Lock()
+        self._one_down, self._one_broker = asyncio.Lock(), asyncio.Lock()
         self._failure: BaseException | None = None
 
     async def _begin(self) -> None:
@@ -111,12 +149,57 @@ class RealStage(Processes):
         await asyncio.gather(*(side.until_listening() for side in self._sides))
         behind = [word for side in self._sides for word in ("--verifier", str(side.link.address))]
         how = ["--api-resume", "durable", "--service-stop-timeout", "1", "--log-level", "info", *self._draft]
-        self._daemon = await self._stack.enter_async_context(DaemonProcess(self._folder, *behind, *how))
+        await self._start_broker()
+        around = self._environment()
+        daemon = DaemonProcess(self._folder, *behind, *how, environment=around)
+        self._daemon = await self._stack.enter_async_context(daemon)
         self._stack.callback(lambda: [task.cancel() for task in self._tasks])
 
     @property
     def address(self) -> str:
         return self._daemon.address
+
+    @property
+    def lacking(self) -> tuple[Kind, ...]:
+        """Kinds of faults that need a program which this machine lacks."""
+        without = [] if glob.glob(CLOCKS) else [Kind.CLOCK]
+        return (*without, *(() if shutil.which(BROKER, path=PROGRAMS) else (Kind.BROKER,)))
+
+    def _environment(self) -> dict[str, str]:
+        """Return the daemon's variables: a fleet, and a clock that a file sets."""
+        around = dict[str, str]()
+        if Kind.BROKER not in self.lacking:
+            fleet = {"BROKER": f"mqtt://127.0.0.1:{self._broker_port}", "TENANT": "t", "DEVICE": "d"}
+            fleet["TELEMETRY_INTERVAL"] = "1"
+            around |= {f"FORERUN_EDGE_FLEET_{name}": value for name, value in fleet.items()}
+        if Kind.CLOCK not in self.lacking:
+            self._clock.write_text("+0")
+            around |= {"LD_PRELOAD": glob.glob(CLOCKS)[0], "FAKETIME_TIMESTAMP_FILE": str(self._clock)}
+            around |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+        return around
+
+    async def _start_broker(self) -> None:
+        if Kind.BROKER in self.lacking:
+            return
+        program = shutil.which(BROKER, path=PROGRAMS) or BROKER
+        none = asyncio.subprocess.DEVNULL
+        self._broker = await asyncio.create_subprocess_exec(
+            program, "-p", str(self._broker_port), stdout=none, stderr=none
+        )
+        self._stack.callback(_end, self._broker)
+
+    async def _lose_broker(self, fault: DrawnFault) -> None:
+        """Freeze the broker for a while, or kill it and start another one."""
+        async with self._one_broker:
+            broker = self._broker
+            assert broker is not None, "not lacking"
+            broker.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(fault.lasts)
+            broker.send_signal(signal.SIGCONT)
+            if fault.victim < 0.5:
+                _end(broker)
+                await broker.wait()
+                await self._start_broker()
 
     async def inflict(self, fault: DrawnFault) -> None:
         """Begin a fault. At most one verifier is down at a time: a fault waits for the one before it."""
@@ -129,12 +212,10 @@ class RealStage(Processes):
             case Kind.RESET_BOTH:
                 for each in self._sides:
                     each.link.cut()
-            case Kind.BLACK_HOLE:
-                side.hole(1)
-                self._later(fault.lasts, lambda: side.hole(-1))
-            case Kind.LATENCY:
-                side.slower(1)
-                self._later(fault.lasts, lambda: side.slower(-1))
+            case Kind.CLOCK:
+                self._clock.write_text(f"{JUMP * (2.0 * fault.victim - 1.0):+.0f}")
+            case Kind.BROKER:
+                self._go(self._lose_broker(fault))
             case Kind.FREEZE:
                 await side.up.wait()
                 side.child.send(signal.SIGSTOP)
@@ -155,6 +236,23 @@ class RealStage(Processes):
                 await daemon.spawn()
             case Kind.CLIENT_CUT:
                 raise AssertionError("a client's own")
+            case _:
+                self._on_link(side, fault)
+
+    def _on_link(self, side: Side, fault: DrawnFault) -> None:
+        """Begin a fault of a link that passes by itself."""
+        match fault.kind:
+            case Kind.BLACK_HOLE:
+                side.hole(1)
+                self._later(fault.lasts, lambda: side.hole(-1))
+            case Kind.LATENCY:
+                side.slower(1)
+                self._later(fault.lasts, lambda: side.slower(-1))
+            case Kind.LOSS:
+                self._go(side.lossy(fault))
+            case Kind.HALF_OPEN:
+                side.half(1)
+                self._later(fault.lasts, lambda: side.half(-1))
 
     async def settle(self) -> None:
         while self._tasks:
@@ -207,3 +305,8 @@ class RealStage(Processes):
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._failure = task.exception()
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
