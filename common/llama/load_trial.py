@@ -10,6 +10,7 @@ in the state folder and is not tried again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -190,6 +191,8 @@ def _why(path: str, code: int, said: str, complained: str) -> str:
 
 
 def main() -> int:
+    with contextlib.suppress(AttributeError, OSError):
+        os.nice(5)  # the machine's models come first
     asked = json.loads(sys.stdin.read(MAX_ASKED))
     try:
         try_file(LlamaSettings(**asked["settings"]), weights=asked["weights"])

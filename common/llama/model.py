@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -215,18 +216,45 @@ class LlamaGrammars:
         return self._grammars.matcher(grammar)
 
 
+class SharedWeights:
+    """Loads a model once for all that are open at a time. The last that is closed frees it. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # also held to change the model's list of adapters
+        self._model: Any = None
+        self._num_users = 0
+
+    def take(self, load: Callable[[], Any]) -> Any:
+        """Return the llama_model, which `load` loads if it is not there. Raises as `load` does."""
+        with self.lock:
+            if not self._num_users:
+                self._model = load()
+            self._num_users += 1
+            return self._model
+
+    def give_back(self, free: Callable[[Any], None]) -> None:
+        with self.lock:
+            self._num_users -= 1
+            if not self._num_users:
+                free(self._model)
+
+
 class LlamaModel(LlamaVocabulary):
     """Loads a model in the constructor and frees it in `close`. Raises `UserError` with advice.
 
-    Without `weights` it reads only the tokens, of any architecture.
+    Without `weights` it reads only the tokens, of any architecture. Models of one file may be `shared`.
     """
 
-    def __init__(self, settings: LlamaSettings, *, weights: bool = True) -> None:
+    def __init__(
+        self, settings: LlamaSettings, *, weights: bool = True, shared: SharedWeights | None = None
+    ) -> None:
         self.settings = settings
         self._library = library()
         native_log().errors.clear()
         self.path = find_model(settings.path)  # the local file
-        self._model: Any = self._load(weights)
+        self.system_info: str = self._library.llama_print_system_info().decode()  # instruction sets
+        self._shared = shared or SharedWeights()
+        self._model: Any = self._shared.take(lambda: self._load(weights))
         super().__init__(self._library, self._library.llama_model_get_vocab(self._model))
         self.is_recurrent = any(
             question(self._model)
@@ -237,7 +265,6 @@ class LlamaModel(LlamaVocabulary):
     def _load(self, weights: bool) -> Any:
         params = self._library.llama_model_default_params()
         params.n_gpu_layers = self.settings.gpu_layers
-        self.system_info: str = self._library.llama_print_system_info().decode()  # instruction sets
         params.use_extra_bufts = extra_bufts_are_safe(self.system_info)
         params.vocab_only = not weights
         split = self.settings.tensor_split
@@ -368,7 +395,7 @@ class LlamaModel(LlamaVocabulary):
         """Free the model. Afterwards only another `close` is allowed."""
         model, self._model = self._model, None
         if model:
-            self._library.llama_model_free(model)
+            self._shared.give_back(self._library.llama_model_free)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.llama.batch import LlamaBatch
 from common.llama.files import find_model
 from common.llama.library import native_log
-from common.llama.model import LlamaModel, LlamaSettings
+from common.llama.model import LlamaModel, LlamaSettings, SharedWeights
 
 FloatArray = NDArray[np.float32]
 ByteArray = NDArray[np.uint8]
@@ -43,9 +43,12 @@ class LlamaRuntime(LlamaModel):
     it would divide the cells of a lone row among threads, and compute 64 rows and more in tiles.
     """
 
-    def __init__(self, settings: LlamaSettings, *, with_states: bool = True) -> None:
-        super().__init__(settings)
+    def __init__(
+        self, settings: LlamaSettings, *, with_states: bool = True, shared: SharedWeights | None = None
+    ) -> None:
+        super().__init__(settings, shared=shared)
         self._context: Any = None
+        self._adapter: Any = None
         self.n_ctx_train: int = self._library.llama_model_n_ctx_train(self._model)
         self.window: int = self._library.llama_model_n_swa(self._model)  # positions; 0 without sliding ones
         self.n_seq_max = settings.num_sequences(self.num_vocab, self.is_recurrent)
@@ -84,15 +87,16 @@ class LlamaRuntime(LlamaModel):
         self._logits: FloatArray = np.empty((0, self.num_vocab), np.float32)
 
     def _adapt(self, path: str) -> None:
-        """Add a file's low-rank changes to the weights in this context. The model frees them."""
+        """Add a file's low-rank changes to the weights, in this context alone."""
         library, file = self._library, find_model(path)
-        adapter = library.llama_adapter_lora_init(self._model, os.fsencode(file))
-        if not adapter:  # passed on, NULL crashes the process
+        with self._shared.lock:
+            self._adapter = library.llama_adapter_lora_init(self._model, os.fsencode(file))
+        if not self._adapter:  # passed on, NULL crashes the process
             raise UserError(
                 f"{file} cannot be used as an adapter of {self.path}{native_log().reason()}; take a LoRA in "
                 "GGUF that was trained on this model"
             )
-        adapters, scales = (library.llama_adapter_lora_p_ctypes * 1)(adapter), (ctypes.c_float * 1)(1.0)
+        adapters, scales = (library.llama_adapter_lora_p_ctypes * 1)(self._adapter), (ctypes.c_float * 1)(1.0)
         if code := library.llama_set_adapters_lora(self._context, adapters, 1, scales):
             raise UserError(f"llama.cpp cannot add the adapter {file} to {self.path} (code {code})")
 
@@ -147,6 +151,10 @@ class LlamaRuntime(LlamaModel):
         context, self._context = self._context, None
         if context:
             self._library.llama_free(context)
+        adapter, self._adapter = self._adapter, None
+        if adapter:
+            with self._shared.lock:
+                self._library.llama_adapter_lora_free(adapter)
         super().close()
 
     def _context_params(self) -> Any:

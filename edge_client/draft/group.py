@@ -5,7 +5,8 @@ Guarantees for each session:
 - **Fair share.** If the requested rows exceed a turn, sessions share them max-min fairly. An indivisible
   rest goes to the first in line, and the session with the most rows moves to the end.
 - **Short waits for prompts.** While another session has a text, a batch of a prompt takes at most
-  `BATCH_TIME` by measurement. Prompts get a third of the time, and all time without requested rows.
+  `BATCH_TIME` by measurement; groups that compute by turns divide it. Prompts get a third of the time, and
+  all time without requested rows.
 - **Short waits for masks.** While several sessions have a text, sessions with expensive masks share 5 % of
   the time, one row a turn (`MaskTime`).
 - **Isolated failures.** A batch that llama.cpp refuses is undone. Each of its sessions then tries alone:
@@ -49,7 +50,7 @@ from edge_client.draft.llama_session import LlamaSession, ParkedText, num_equal
 logger = logging.getLogger(__name__)
 
 BATCH_TIME = 0.1
-"""Seconds that a batch of a prompt may take. The model can do nothing else meanwhile."""
+"""Seconds that a batch of a prompt may take. The processor can do nothing else meanwhile."""
 
 ALONE = 32
 """Tokens of a prompt in a batch of the only session, even if `BATCH_TIME` allows fewer. Larger batches are
@@ -142,6 +143,7 @@ class DraftGroup:
             GroupMember(index, self._session(index, num_candidates)) for index in range(size)
         )
         self._line = list(self.members)  # the longest wait first
+        self.beside = [self]  # the groups that compute by turns on this processor
         self.batch_times = WidthTimes(ASSUMED)  # of batches, by their tokens
         self._piece = self._find_piece()  # tokens of a prompt in one batch
         self._debt = 0.0  # seconds of draft steps owed for reading prompts
@@ -181,6 +183,7 @@ class DraftGroup:
         if self._kept != [member] or 2 * session.num_common(start.tokens) < session.num_held:
             self._park_kept()
         member.failure, member.is_drafting = None, True
+        self._piece = self._find_piece()
         member.grammar = start.sampling.grammar
         self._mask_time.begin(member)
         try:
@@ -321,9 +324,14 @@ class DraftGroup:
         return min(max(self._piece, ALONE), self._runtime.n_batch)
 
     @property
+    def num_drafting(self) -> int:
+        """Return the number of sessions that have a text now."""
+        return sum(member.is_drafting for member in self.members)
+
+    @property
     def _is_shared(self) -> bool:
-        """Tell whether several sessions have a text now."""
-        return sum(member.is_drafting for member in self.members) > 1
+        """Tell whether several sessions on this processor have a text now."""
+        return sum(group.num_drafting for group in self.beside) > 1
 
     def _is_held_back(self, member: GroupMember) -> bool:
         """Tell whether the member's masks would delay others."""
@@ -409,9 +417,12 @@ class DraftGroup:
                 part.member.reading += ReadingTime(num_read, took)
 
     def _find_piece(self) -> int:
-        """Return the tokens that `BATCH_TIME` allows: a power of two, or a whole batch."""
+        """Return the tokens that this group's part of `BATCH_TIME` allows: a power of two, or a whole batch.
+        Where one row takes that long already, as many as take half as long again."""
+        num_groups = sum(group.num_drafting > 0 for group in self.beside)
+        most = max(BATCH_TIME / max(1, num_groups), 1.5 * self.batch_times.predict(1))
         piece = 1
-        while piece < self._runtime.n_batch and self.batch_times.predict(2 * piece) <= BATCH_TIME:
+        while piece < self._runtime.n_batch and self.batch_times.predict(2 * piece) <= most:
             piece *= 2
         return min(piece, self._runtime.n_batch)
 
@@ -456,10 +467,9 @@ class DraftGroup:
 
     def _rob_richest(self, member: GroupMember) -> None:
         """Drop the branches of the session with the most, if they exceed its share."""
-        num_drafting = sum(each.is_drafting for each in self.members)
         others = [each.session for each in self.members if each is not member]
         richest = max(others, key=lambda session: session.num_branches, default=None)
-        if richest is not None and richest.num_branches > self._sequences.count // max(1, num_drafting):
+        if richest is not None and richest.num_branches > self._sequences.count // max(1, self.num_drafting):
             richest.drop_branches()
 
     def _fail(self, member: GroupMember, error: ForerunError) -> None:

@@ -83,6 +83,7 @@ class Turns:
     def __init__(self) -> None:
         self._change = threading.Condition()
         self._num_asked = self._num_ended = 0
+        self.groups: list[DraftGroup] = []  # of the pools that take turns
 
     def __enter__(self) -> None:
         with self._change:
@@ -116,6 +117,8 @@ class DraftPool:
         self.is_closing = False
         self._turns = turns or Turns()
         self._group = group(runtime, seats)
+        self._turns.groups.append(self._group)
+        self._group.beside = self._turns.groups
         self.levels = self._group.levels
         if batch_times is not None:
             self._group.measured(batch_times)
@@ -143,6 +146,8 @@ class DraftPool:
         self._inbox.put(None)
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, patience)
+        if self._group in self._turns.groups:  # the first of several calls
+            self._turns.groups.remove(self._group)
         for seat in self._latest:
             if seat is not None:
                 seat.end(put_away())

@@ -16,7 +16,7 @@ from common.grammar.compile_trial import in_thread
 from common.llama.files import find_model
 from common.llama.library import free_memory
 from common.llama.load_trial import ModelTrials
-from common.llama.model import LlamaGrammars, LlamaModel, LlamaSettings
+from common.llama.model import LlamaGrammars, LlamaModel, LlamaSettings, SharedWeights
 from common.llama.runtime import LlamaRuntime
 from common.memory import DRAFT_SHARE, tokens_that_fit
 from common.offers import offer
@@ -102,6 +102,7 @@ class SharedDraftModel:
         if trials is not None and like is None:
             trials.ensure(settings, weights=False)
         self._like = like
+        self._weights: SharedWeights = like._weights if like and settings.adapter else SharedWeights()
         self._turns: Turns = like._turns if like else Turns()
         self.tokens: LlamaModel = like.tokens if like else LlamaModel(settings, weights=False)
         self._grammars: LlamaGrammars = like._grammars if like else (target or self.tokens).grammars
@@ -175,14 +176,16 @@ class SharedDraftModel:
             self.tokens.close()
 
     def sibling(self, *, path: str = "", adapter: str = "") -> SharedDraftModel:
-        """Return another draft model: of the file `path`, or of this one's file with an adapter. It has this
-        one's tokens and grammars. Another process has tried its weights.
+        """Return another draft model: of the file `path`, or of this one's weights with an adapter. It has
+        this one's tokens and grammars. Another process has tried it.
 
         Raise `UserError` for a file that fails or has other tokens, and `CapacityError` if memory is short.
         """
         settings = replace(self._settings, path=path or self._settings.path, adapter=adapter)
         beside = self.size_bytes - Path(self.path).stat().st_size  # of the model that drafts with it
         needed = MEMORY * (Path(find_model(settings.path)).stat().st_size + beside)
+        if adapter:  # the weights are there
+            needed -= self.size_bytes - beside
         free = self._free(settings.gpu_layers)
         if 0 < free < needed:
             raise CapacityError(
@@ -191,8 +194,9 @@ class SharedDraftModel:
             )
         if self._trials is not None:
             self._trials.ensure(settings, weights=True)
-        with LlamaModel(settings, weights=False) as other:
-            self._check_tokens(other)
+        if path:
+            with LlamaModel(settings, weights=False) as other:
+                self._check_tokens(other)
         own = (self.num_seats, self._keep_alive, self._trials, self._make_room, self._other, self._free)
         return SharedDraftModel(settings, *own, like=self)
 
@@ -262,7 +266,7 @@ class SharedDraftModel:
         runtimes = list[LlamaRuntime]()
         try:
             for settings in self._with_context(longest_text):
-                runtimes.append(LlamaRuntime(settings))
+                runtimes.append(LlamaRuntime(settings, shared=None if runtimes else self._weights))
                 runtimes[-1].grammars = self._grammars  # compiled grammars outlive the weights
             runtime, *others = runtimes
             for other in others:

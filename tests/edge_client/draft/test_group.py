@@ -327,15 +327,21 @@ def test_reading_uses_the_time_in_which_nobody_drafts(
     assert clock.now - began <= 100 * 0.010 + 0.011
 
 
-@pytest.mark.parametrize(("beside", "longest"), [(False, ALONE * 0.005), (True, BATCH_TIME)])
+@pytest.mark.parametrize(
+    ("beside", "longest"),
+    [("nothing", ALONE * 0.005), ("a text", BATCH_TIME), ("a text of another group", BATCH_TIME / 2)],
+)
 def test_a_batch_of_a_prompt_is_short_where_another_session_has_a_text(
-    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, beside: bool, longest: float
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch, beside: str, longest: float
 ) -> None:
     clock = SlowModel(runtime, monkeypatch, per_token=0.005)
-    group = group_on(runtime, 2, clock)
+    group, by_turns = group_on(runtime, 2, clock), group_on(runtime, 2, clock)
+    group.beside = by_turns.beside = [group, by_turns]
     world, other = worlds_on(group)
-    if beside:
+    if beside == "a text":
         other.start([1, 2])
+    elif beside == "a text of another group":
+        worlds_on(by_turns)[0].start([1, 2])
     world.start(list(range(200)))
     assert not group.has_work, "what nobody asks about is not read"
     world.expand([world.tip])
@@ -343,6 +349,19 @@ def test_a_batch_of_a_prompt_is_short_where_another_session_has_a_text(
     assert first <= runtime.n_batch
     assert sum(batches) + first == 200
     assert 0.5 * longest < max(batches) * 0.005 <= longest
+
+
+def test_a_prompt_is_read_in_several_tokens_where_one_row_takes_long(
+    runtime: LlamaRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_on(runtime, 2, SlowModel(runtime, monkeypatch, per_token=0.0))
+    group.measured({1: 0.2, 8: 0.25, 32: 1.0})
+    world, other = worlds_on(group)
+    other.start([1, 2])
+    world.start(list(range(64)))
+    group.ask(0, [world.row(world.tip)])
+    group.turn()
+    assert group.members[0].session.num_held == 8
 
 
 def test_a_lone_session_may_have_all_branches_and_gives_them_up(runtime: LlamaRuntime) -> None:

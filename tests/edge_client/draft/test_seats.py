@@ -253,6 +253,16 @@ async def test_closing_leaves_the_loop_live_and_fails_what_is_under_way(
         await too_late
 
 
+async def test_the_groups_of_pools_that_take_turns_know_each_other_until_one_is_closed(
+    runtime: LlamaRuntime,
+) -> None:
+    turns = Turns()
+    async with DraftPool(runtime, 2, turns=turns) as first:
+        async with DraftPool(runtime, 2, turns=turns) as second:
+            assert first._group.beside == [first._group, second._group] == second._group.beside
+        assert first._group.beside == [first._group]
+
+
 def test_a_pool_that_waits_for_its_turn_goes_before_one_that_asks_later() -> None:
     """A `threading.Lock` lets the thread that releases it take it again, which made gaps of several turns."""
     turns, order = Turns(), list[str]()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import CapacityError, UnavailableError, UserError
-from common.llama.model import LlamaSettings
+from common.llama.model import LlamaSettings, SharedWeights
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.effects import NOTHING_READ
@@ -46,10 +46,10 @@ class Loads:
         self.open.set()
         load = LlamaRuntime.__init__
 
-        def wait(runtime: LlamaRuntime, wanted: LlamaSettings) -> None:
+        def wait(runtime: LlamaRuntime, wanted: LlamaSettings, *, shared: SharedWeights | None) -> None:
             self.threads.append(threading.get_ident())
             assert self.open.wait(LONG_WAIT)
-            load(runtime, wanted)
+            load(runtime, wanted, shared=shared)
 
         monkeypatch.setattr(LlamaRuntime, "__init__", wait)
 

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc, pytest.mar
 
 TOGETHER = 3  # texts at once
 MOST_ROUNDS = 60
+SPOILED = 0.2  # scale of changes that leave a draft seldom right
 
 
 def scrambled(path: Path) -> Path:
@@ -32,6 +33,18 @@ def scrambled(path: Path) -> Path:
     for tensor in gguf.GGUFReader(path, "r+").tensors:
         if tensor.name.startswith("blk.") and len(tensor.shape) == 2:
             tensor.data[:] = tensor.data[::-1].copy()
+    return path
+
+
+def spoiled(path: Path) -> Path:
+    """Write the demo pair's draft with low-rank changes, which an adapter of the scale -`SPOILED` undoes."""
+    shutil.copyfile(demo_pair.DRAFT_GGUF, path)
+    adapter = write_adapter(path.with_suffix(".change"), demo_pair.DRAFT_GGUF, SPOILED)
+    changes = {tensor.name: tensor.data for tensor in gguf.GGUFReader(adapter).tensors}
+    for tensor in gguf.GGUFReader(path, "r+").tensors:
+        if (a := changes.get(f"{tensor.name}.lora_a")) is not None:
+            weights = gguf.dequantize(tensor.data, tensor.tensor_type) + changes[f"{tensor.name}.lora_b"] @ a
+            tensor.data[:] = gguf.quantize(weights, tensor.tensor_type)
     return path
 
 
@@ -82,7 +95,9 @@ async def test_texts_are_the_same_whether_a_draft_is_kept_or_rolled_back(tmp_pat
     weak, bad = scrambled(tmp_path / "weak.gguf"), tmp_path / "bad.part"
     good = Path(shutil.copyfile(demo_pair.DRAFT_GGUF, tmp_path / "good.part"))
     write_adapter(bad, demo_pair.DRAFT_GGUF, 1.0)
-    for name in ("first", "second"):
+    worse, mend = spoiled(tmp_path / "worse.gguf"), tmp_path / "mend.part"
+    write_adapter(mend, worse, -SPOILED)
+    for name in ("first", "second", "third"):
         (tmp_path / name / "offers").mkdir(parents=True)
     async with Processes() as rig:
         options = ("--model", str(demo_pair.TARGET_DIR), "--deterministic", "--threads", "1")
@@ -91,4 +106,6 @@ async def test_texts_are_the_same_whether_a_draft_is_kept_or_rolled_back(tmp_pat
         assert kept["file"] == str(tmp_path / "first" / "offers" / "newer.gguf")
         gone = await verdict_on(rig, address, demo_pair.DRAFT_GGUF, bad, tmp_path / "second")
         assert gone["file"] == str(demo_pair.DRAFT_GGUF)
-        assert "trial" not in kept | gone
+        mended = await verdict_on(rig, address, worse, mend, tmp_path / "third")
+        assert mended["file"] == str(tmp_path / "third" / "offers" / "newer.gguf")
+        assert "trial" not in kept | gone | mended

@@ -18,7 +18,7 @@ from common.errors import CapacityError, UserError
 from common.llama import load_trial
 from common.llama.files import hash_of
 from common.llama.load_trial import KeptTable, ModelTrials
-from common.llama.model import LlamaSettings
+from common.llama.model import LlamaSettings, SharedWeights
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.draft import updated_draft
@@ -41,9 +41,14 @@ def settings(path: Path, adapter: str = "") -> LlamaSettings:
 
 def logits_of(path: Path, adapter: str = "") -> np.ndarray[Any, np.dtype[np.float32]]:
     with LlamaRuntime(settings(path, adapter)) as runtime:
-        runtime.batch.fill([1, 2, 3], [0, 1, 2], [0, 0, 0], [0, 0, 1])
-        assert runtime.decode() == 0
-        return runtime.logits(1).copy()
+        return logits_by(runtime)
+
+
+def logits_by(runtime: LlamaRuntime) -> np.ndarray[Any, np.dtype[np.float32]]:
+    runtime.clear()
+    runtime.batch.fill([1, 2, 3], [0, 1, 2], [0, 0, 0], [0, 0, 1])
+    assert runtime.decode() == 0
+    return runtime.logits(1).copy()
 
 
 @dataclass
@@ -119,6 +124,21 @@ def test_an_adapter_changes_the_weights_that_it_was_made_for(model: Path, tmp_pa
     other = write_tiny_gguf(tmp_path / "other.gguf", TinyShape(feed_forward=128))
     with wording.raises(UserError):
         logits_of(other, str(adapter))
+
+
+def test_models_that_share_weights_keep_their_own_adapters_and_outlive_each_other(
+    model: Path, tmp_path: Path
+) -> None:
+    path, shared = str(write_adapter(tmp_path / "adapter.gguf", model, 0.5)), SharedWeights()
+    expected = {adapter: logits_of(model, adapter) for adapter in ("", path)}
+    open_now = [LlamaRuntime(settings(model, adapter), shared=shared) for adapter in ("", path, "", path)]
+    assert len({id(runtime._model) for runtime in open_now}) == 1
+    while open_now:
+        for runtime in open_now:
+            np.testing.assert_array_equal(logits_by(runtime), expected[runtime.settings.adapter])
+        open_now.pop(0).close()
+    with LlamaRuntime(settings(model), shared=shared) as again:
+        np.testing.assert_array_equal(logits_by(again), expected[""])
 
 
 async def test_a_better_draft_serves_a_tenth_of_the_texts_and_then_all(device: Device) -> None:
@@ -224,9 +244,15 @@ async def test_a_draft_that_cannot_serve_is_refused_with_a_reason(
 
 
 async def test_a_second_model_without_memory_is_refused(device: Device) -> None:
-    own = SharedDraftModel(settings(device.model), 2, free=lambda layers: 1000)
+    size = device.model.stat().st_size
+    own = SharedDraftModel(settings(device.model), 2, free=lambda layers: size + size // 2)
     with wording.raises(CapacityError):
         own.sibling(path=str(device.model))
+    adapted = own.sibling(adapter=device.offer())
+    await own.load()
+    await adapted.load()
+    assert own._runtimes[0]._model is adapted._runtimes[0]._model
+    await adapted.close()
     await own.close()
 
 
