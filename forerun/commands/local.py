@@ -13,12 +13,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from subprocess import PIPE
 from typing import Any
 
 from common.config.command_line import add_command, add_options, read_options
 from common.config.setting import REQUIRED, setting
 from common.errors import UnavailableError, UserError
-from forerun.cli import leave
+from forerun.cli import leave, main
 from forerun.commands import edge
 from forerun.options import loaded, places
 from forerun.terminal import note
@@ -85,11 +86,11 @@ def target_process(target: str, more: Sequence[str]) -> Iterator[str]:
     Args: more: further options of `forerun verify`.
     """
     words = ["verify", "--model", target, "--listen", "127.0.0.1:0", "--json", "--grace", "0", *more]
-    command = [sys.executable, "-m", "forerun", *words]
+    command = [sys.executable, "-m", __name__, *words]
     is_left = threading.Event()
     for each in LEAVING:  # held back until the process is in hand
         signal.signal(each, lambda *_: is_left.set())
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, start_new_session=True) as child:
         is_over = threading.Event()
         try:
             for each in LEAVING:
@@ -125,3 +126,15 @@ def _end_with(child: subprocess.Popen[str], is_over: threading.Event) -> None:
     for _ in range(2):
         if not is_over.wait(0.5):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_with_parent() -> None:
+    """End the target's process when its standard input ends: the parent has ended, even if it was killed."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":  # the target's process
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.exit(main())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -75,7 +76,7 @@ class MeasuredText:
     step_time: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedDraft:
     """Holds a loaded draft, the target's tokens, and what translates if they are not the draft's."""
 
@@ -83,13 +84,13 @@ class LoadedDraft:
     words: LlamaModel
     translation: Translation | None
 
-    @property
+    @cached_property
     def group(self) -> GroupMaker:
         from edge_client.draft.shared_model import group_of
 
         return group_of(self.runtime) if self.translation is None else self.translation.group
 
-    @property
+    @cached_property
     def levels(self) -> int:
         """Return the tokens in a row that a step says: several of a parallel draft."""
         return self.group(self.runtime, 1).levels

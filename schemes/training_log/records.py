@@ -145,7 +145,7 @@ class LogKey:
 
 class LogWriter:
     """Writes texts in a thread of its own, which `close` ends. An error of the disk is logged once, until a
-    text is written again, and never reaches the caller.
+    text is written again. No error reaches the caller.
 
     Args: folder, made if it is not there; most_bytes: of all its files. The oldest file of the tenant that
     holds most leaves first. Raises `UserError` for a folder that takes no files.
@@ -197,6 +197,8 @@ class LogWriter:
                 self._is_told = False
             except OSError as error:
                 self._tell(error.strerror or str(error))
+            except Exception:  # outermost frame of a record
+                logger.exception("! a text is left out of the training log %s", self.folder)
 
     def _tell(self, why: str) -> None:
         if not self._is_told:

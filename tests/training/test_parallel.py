@@ -19,7 +19,7 @@ from tests import wording
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from training.draft_weights import DraftWeights
 from training.lessons import Lesson
-from training.losses import forward_kl
+from training.losses import coupled_acceptance, forward_kl
 from training.parallel import MaskedTexts, ParallelDraft, choose_masks
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama]
@@ -68,16 +68,31 @@ def test_each_mask_is_taught_the_row_of_its_token(draft: DraftWeights) -> None:
 
     (loss,) = parallel.losses([lesson], taught, 1000)([0], 0.0)
     assert loss.requires_grad
-    own_rows, anchors = 5, parallel._anchors(lesson, np.random.default_rng(0))
-    assert said[0][0] >= own_rows + len(MASKS)
-    assert all(place >= 1 and place + number <= 5 for place, number in anchors)
-    assert {(place, number - 1) for place, number in anchors if number > 1} <= set(anchors)
+    anchors = parallel._anchors(lesson, np.random.default_rng((0, 0, 0)))
+    assert said == [[5 + len(anchors)]], "the text's own rows, and those of the masks"
+    assert sorted(place for place, number in anchors if number == 1) == [1, 2, 3, 4]
+    assert {(place, number - 1) for place, number in anchors if number > 1} < set(anchors)
+    assert all(place + number <= 5 for place, number in anchors)
+    behind, taught_tokens = [(2, 1), (2, 2)], [90, 91, 92, 93, 94, 92, 93]
     with torch.inference_mode():
-        target, _ = parallel._pairs([lesson], [[(2, 2)]])
-        assert target.shape == (6, 2)
-    shares = parallel.shares([lesson])
-    assert len(shares) == 4
-    assert all(0 <= share <= 1 for share in shares)
+        target, own = parallel._pairs([lesson], [behind])
+        rows = MaskedTexts.of([TEXTS[0]], [1], [behind], MASKS).logits(draft).log_softmax(-1)
+    assert target.exp()[:, 0].tolist() == pytest.approx([1.0] * 7, abs=1e-5)
+    torch.testing.assert_close(own[:, 0], rows[range(7), taught_tokens])
+
+
+@torch.inference_mode()
+def test_the_share_of_each_mask_is_that_of_its_rows_alone(draft: DraftWeights) -> None:
+    parallel = ParallelDraft(draft, MASKS, 1.0)
+    lesson = lesson_of(TEXTS[0], 1, best=71)  # one that the draft agrees with somewhat
+    expected = [[coupled_acceptance(*parallel._pairs([lesson], [[]]), has_rest=True)]]
+    for number in range(1, 4):
+        each = [[(place, mask) for mask in range(1, number + 1)] for place in range(1, 6 - number)]
+        pairs = [parallel._pairs([lesson], [anchors]) for anchors in each]
+        expected.append([coupled_acceptance(*pair, has_rest=True)[-1:] for pair in pairs])
+    means = [torch.cat(chances).mean().item() for chances in expected]
+    assert parallel.shares([lesson]) == pytest.approx(means, abs=1e-5)
+    assert len(set(means)) == 4
 
 
 def test_a_few_updates_teach_the_masks() -> None:

@@ -164,6 +164,19 @@ def test_a_lost_folder_is_told_once_and_writing_goes_on_when_it_is_back(
     assert same(LogReader(folder).newest(10)[0][0], text_of(7))
 
 
+def test_a_text_that_cannot_be_written_is_told_and_left_out_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = LogWriter(tmp_path, 1 << 20)
+    good, bad = text_of(1), replace(text_of(2), prompt=np.zeros((2, 2), np.int32))
+    for text in (bad, good, bad, good):
+        writer.put("acme", text)
+    writer.close()
+    texts, _ = LogReader(tmp_path).newest(9)
+    assert [same(text, good) for text in texts] == [True, True]
+    assert [record.exc_info is not None for record in caplog.records] == [True, True]
+
+
 def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_whole = os.write
     writer = LogWriter(tmp_path / "log", 1 << 20)
