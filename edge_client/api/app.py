@@ -29,7 +29,7 @@ from edge_client.api.stored import MOST, StoredResponses
 from edge_client.api.text_streams import TextStreams
 from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
-from edge_client.formats.dialect import Dialect
+from edge_client.formats.dialect import SSE, Dialect
 from edge_client.formats.dialects import DIALECTS, error_body
 from edge_client.formats.fields import MAX_DEPTH, Fields, is_too_deep
 from edge_client.formats.json_text import well_formed
@@ -200,7 +200,12 @@ class Api:
     # Responses that are kept ------------------------------------------------------------------------------
 
     async def _response(self, request: Request) -> Response:
-        return JsonResponse(self.stored.get(request.path_params["name"]))
+        response, query = self.stored.get(request.path_params["name"]), request.query_params
+        if query.get("stream") != "true":
+            return JsonResponse(response)
+        seen = query.get("starting_after")
+        begin = 0 if seen is None else _whole("starting_after", seen) + 1
+        return Response(b"".join(Responses.again(response)[begin:]), media_type=SSE)
 
     async def _delete_response(self, request: Request) -> Response:
         self.stored.remove(name := request.path_params["name"])
@@ -210,8 +215,9 @@ class Api:
         items = self.stored.input_items(request.path_params["name"])
         if request.query_params.get("order", "desc") != "asc":  # OpenAI's default
             items.reverse()
+        first, last = (items[at]["id"] if items else None for at in (0, -1))
         told = {"object": "list", "data": items, "has_more": False}
-        return JsonResponse({**told, "first_id": items[0]["id"], "last_id": items[-1]["id"]})
+        return JsonResponse({**told, "first_id": first, "last_id": last})
 
     # Models and tokens ------------------------------------------------------------------------------------
 

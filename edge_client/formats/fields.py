@@ -42,6 +42,11 @@ class Fields:
         """Tell whether the field is present, without reading it."""
         return name in self.values
 
+    @property
+    def read(self) -> dict[str, Any]:
+        """Return the fields that have been read."""
+        return {name: value for name, value in self.values.items() if name in self._read}
+
     def any(self, name: str) -> Any:
         """Return any value; None if the field is absent."""
         self._read.add(name)

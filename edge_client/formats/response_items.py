@@ -5,6 +5,8 @@ The format is that of https://developers.openai.com/api/reference/resources/resp
 
 from __future__ import annotations
 
+from typing import Any
+
 from edge_client.formats.api_error import unsupported
 from edge_client.formats.dialect import Json
 from edge_client.formats.fields import MAX_TEXT, Fields
@@ -22,12 +24,18 @@ from edge_client.formats.parsed_request import CallRule, Tool, Tools
 
 MAX_ITEMS = 16_384
 
+PART = ("type", "text", "refusal", "annotations", "logprobs")
+"""Fields of an item's part that are read, or that clients read again."""
+
 INPUT = "input"
 """The only parameter of the function that stands for a custom tool, whose input is free text."""
 
 
-def read_items(fields: Fields, instructions: str) -> list[Json]:
-    """Read `input`, a string or a list of items. Raises `ApiError` that names the item's field."""
+def read_items(fields: Fields, instructions: str) -> tuple[list[Json], list[Json]]:
+    """Read `input`, a string or a list of items. Raises `ApiError` that names the item's field.
+
+    Return the messages, and of the items what was read, which later requests may continue.
+    """
     given = fields.any("input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -36,7 +44,7 @@ def read_items(fields: Fields, instructions: str) -> list[Json]:
     reader = _ItemReader([{"role": "system", "content": instructions}] if instructions else [])
     for at, each in enumerate(given):
         reader.add(fields.entry("input", at, each))
-    return reader.messages
+    return reader.messages, reader.read
 
 
 class _ItemReader:
@@ -44,6 +52,7 @@ class _ItemReader:
 
     def __init__(self, messages: list[Json]) -> None:
         self.messages = messages
+        self.read = list[Json]()  # what was read of each item
         self._names = dict[str, str]()  # of called functions, by the call's id
 
     def add(self, item: Fields) -> None:
@@ -52,16 +61,21 @@ class _ItemReader:
         match kind:
             case "message":
                 self._message(item)
+            case "reasoning" if thought := _thought(item):
+                self.messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
             case "reasoning":
-                self._reasoning(item)
+                item.skip("only the server that encrypted it can read it")
+                return
             case "function_call" | "custom_tool_call":
                 self._call(item, is_custom=kind == "custom_tool_call")
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item)
             case _:
                 item.skip(f"items of type {kind} are not read here")
+                return
         for name in ("id", "status", "phase"):  # of items that are sent back as they were received
             item.any(name)
+        self.read.append({name: _pruned(value) for name, value in item.read.items()})
 
     def _message(self, item: Fields) -> None:
         role = item.choice("role", "", ROLES[:-1])
@@ -74,16 +88,6 @@ class _ItemReader:
             last["content"] = content
         else:
             self.messages.append({"role": role, "content": content})
-
-    def _reasoning(self, item: Fields) -> None:
-        """Add a thought. The encrypted ones of other servers are ignored."""
-        parts = [*item.list("content", MAX_ITEMS), *item.list("summary", MAX_ITEMS)]
-        texts = [each.get("text") for each in parts if isinstance(each, dict)]
-        thought = "\n".join(each for each in texts if isinstance(each, str))
-        if thought:
-            self.messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
-        else:
-            item.skip("only the server that encrypted it can read it")
 
     def _call(self, item: Fields, is_custom: bool) -> None:
         identity, name = item.text("call_id", longest=MAX_ID), read_name(item)
@@ -109,6 +113,13 @@ class _ItemReader:
         """Return the last message if it is the assistant's."""
         last = self.messages[-1] if self.messages else None
         return last if last is not None and last["role"] == "assistant" else None
+
+
+def _thought(item: Fields) -> str:
+    """Return an item's thought; empty for the encrypted ones of other servers."""
+    parts = [*item.list("content", MAX_ITEMS), *item.list("summary", MAX_ITEMS)]
+    texts = [each.get("text") for each in parts if isinstance(each, dict)]
+    return "\n".join(each for each in texts if isinstance(each, str))
 
 
 class ReadTools:
@@ -200,6 +211,13 @@ def _read_custom(tool: Fields) -> Tool:
     }
     function = read_function(tool)
     return Tool(function.name, function.description, schema, strict=True)
+
+
+def _pruned(value: Any) -> Any:
+    """Return an item's field without what is not read of its parts."""
+    if not isinstance(value, list):
+        return value
+    return [{name: part[name] for name in PART if name in part} for part in value if isinstance(part, dict)]
 
 
 def flat_name(namespace: str, name: str) -> str:

@@ -22,7 +22,7 @@ from edge_client.formats.dialect import (
     named_frame,
 )
 from edge_client.formats.fields import MAX_TEXT, Fields
-from edge_client.formats.json_text import read_json
+from edge_client.formats.json_text import json_text, read_json
 from edge_client.formats.message import (
     ArgumentsAdded,
     CallBegun,
@@ -82,7 +82,7 @@ class Responses(Dialect):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        items = read_items(fields, fields.text("instructions", longest=MAX_TEXT))
+        items, kept = read_items(fields, fields.text("instructions", longest=MAX_TEXT))
         tools, reasoning, text = (
             ReadTools(fields),
             _read_reasoning(fields),
@@ -105,7 +105,7 @@ class Responses(Dialect):
         return replace(
             with_format(asked, "text.format", grammar),
             max_tokens=told["max_output_tokens"],
-            form={"told": told, "calls": tools.calls, "input": _items(fields) if told["store"] else []},
+            form={"told": told, "calls": tools.calls, "input": kept if told["store"] else []},
         )
 
     # Events -----------------------------------------------------------------------------------------------
@@ -145,6 +145,35 @@ class Responses(Dialect):
         (last,) = self.end(end, usage)
         response: Json = last["response"]
         return response
+
+    @classmethod
+    def again(cls, response: Json) -> list[bytes]:
+        """Return the events of a whole response, with the text of each item in one piece."""
+        changing = ("status", "completed_at", "incomplete_details", "forerun")
+        told = {name: value for name, value in response.items() if name not in changing}
+        form = {"told": told, "calls": {str(at): _called(item) for at, item in enumerate(response["output"])}}
+        dialect = cls(Heading(response["id"], response["created_at"], response["model"], "", form), None)
+        chunks = dialect.first(Usage(0))
+        for at, item in enumerate(response["output"]):
+            chunks += dialect._again(at, item)
+        chunks.append({"type": f"response.{response['status']}", "response": response})
+        return [dialect.framed(number, chunk) for number, chunk in enumerate(chunks, 1)]
+
+    def _again(self, at: int, item: Json) -> list[Json]:
+        """Return the events of a whole item."""
+        match item:
+            case {"type": "message", "content": [{"text": text, "logprobs": logprobs}]}:
+                chunks = self._write_message([TextSpan(text, None)])
+                self._logprobs = logprobs
+                chunks[-1] |= {"logprobs": logprobs} if text else {}
+            case {"type": "reasoning", "content": [{"text": text}]}:
+                chunks = self._write_reasoning(text)
+            case {"type": "custom_tool_call"}:
+                chunks = self._begin_call(str(at))
+                self._text.append(json_text({INPUT: item[INPUT]}))
+            case _:
+                chunks = [*self._begin_call(str(at)), *self._part(ArgumentsAdded(0, item["arguments"]))]
+        return [*chunks, *self._close(item["status"])]
 
     def framed(self, number: int, chunk: Json) -> bytes:
         return named_frame(number, {"type": chunk["type"], "sequence_number": number - 1, **chunk})
@@ -331,10 +360,10 @@ def _told(fields: Fields, asked: ParsedRequest) -> Json:
     }
 
 
-def _items(fields: Fields) -> list[Json]:
-    """Return the items of a request that has been read. Later requests may continue them."""
-    given = fields.any("input")
-    return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+def _called(item: Json) -> Json:
+    """Return what a whole item's call is, as `ReadTools.calls` has it."""
+    kind = "custom" if item["type"] == "custom_tool_call" else "function"
+    return {"type": kind, "name": item.get("name", ""), "namespace": item.get("namespace", "")}
 
 
 def _read_reasoning(fields: Fields) -> Json:

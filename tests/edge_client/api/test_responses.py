@@ -139,6 +139,30 @@ def test_a_whole_response_is_the_last_event_of_its_stream() -> None:
     assert whole == events(parts)[-1]["response"]
 
 
+def joined(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events with all deltas in a row as one, and without their numbers."""
+    told = list[dict[str, Any]]()
+    for each in found:
+        event = {name: value for name, value in each.items() if name not in ("sequence_number", "forerun")}
+        if told and "delta" in event and told[-1]["type"] == event["type"]:
+            told[-1]["delta"] += event["delta"]
+        else:
+            told.append(event)
+    return told
+
+
+@pytest.mark.parametrize("parts", [[], ALL, [ALL[0], ALL[3]], [said("a"), *CALL, said("b")]])
+@pytest.mark.parametrize("finish", [StopReason.STOP, StopReason.LENGTH])
+def test_a_kept_response_is_streamed_as_it_was(parts: list[MessagePart], finish: StopReason) -> None:
+    found = events(parts, finish)
+    last = found[-1]["response"]
+    again = [parsed(frame) for frame in Responses.again(last)]
+    check(again)
+    assert [each["sequence_number"] for each in again] == list(range(len(again)))
+    assert again[-1]["response"] == last
+    assert joined(again) == joined(found)
+
+
 def test_a_text_that_is_cut_off_is_incomplete() -> None:
     found = events([said("abc")], StopReason.LENGTH)
     check(found)
@@ -367,6 +391,45 @@ async def test_a_conversation_goes_on_after_a_kept_response() -> None:
             assert text_of(response) == alone(prompt, temperature=0)
             assert response["previous_response_id"] == before["id"]
         assert (await found.client.get(f"/v1/responses/{third['id']}")).json() == third
+
+
+@pytest.mark.api
+@pytest.mark.grpc
+async def test_a_kept_response_is_read_as_a_stream_from_any_event_on() -> None:
+    async with world() as found:
+        kept = await create(found, top_logprobs=1)
+        path = f"/v1/responses/{kept['id']}"
+        whole = await found.client.get(path, params={"stream": "true"})
+        rest = await found.client.get(path, params={"stream": "true", "starting_after": "3"})
+        wrong = await found.client.get(path, params={"stream": "true", "starting_after": "x"})
+        plain = await found.client.get(path, params={"stream": "false"})
+    assert whole.headers["content-type"].startswith("text/event-stream")
+    frames = whole.text.strip().split("\n\n")
+    read = [parsed(frame.encode()) for frame in frames]
+    check(read)
+    assert read[-1]["response"] == kept == plain.json()
+    (delta,) = [each for each in read if each["type"] == "response.output_text.delta"]
+    assert delta["logprobs"] == kept["output"][0]["content"][0]["logprobs"] != []
+    assert rest.text.strip().split("\n\n") == frames[4:]
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "starting_after")
+
+
+@pytest.mark.api
+@pytest.mark.grpc
+async def test_only_what_was_read_of_an_item_is_kept() -> None:
+    junk = {"junk": "z" * 1000}
+    part = {"type": "input_text", "text": "abc", **junk}
+    opaque = {"type": "reasoning", "summary": [], "encrypted_content": "z" * 1000}
+    search = {"type": "web_search_call", "id": "x", "status": "completed", **junk}
+    async with world() as found:
+        first = await create(found, input=[{"role": "user", "content": [part], **junk}, search, opaque])
+        second = await create(found, input="d", previous_response_id=first["id"])
+        told = await found.client.get(f"/v1/responses/{second['id']}/input_items?order=asc")
+        none = await create(found, input=[search], instructions="abc")
+        empty = (await found.client.get(f"/v1/responses/{none['id']}/input_items")).json()
+    assert "zzz" not in told.text
+    assert [each["content"][0]["text"] for each in told.json()["data"]] == ["abc", text_of(first), "d"]
+    assert (empty["data"], empty["first_id"], empty["last_id"]) == ([], None, None)
 
 
 @pytest.mark.api
