@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -143,6 +143,7 @@ class Api:
     # Texts ------------------------------------------------------------------------------------------------
 
     async def _text(self, dialect: type[Dialect], request: Request) -> Response:
+        asked_at = self.pairs.first.texts.clock()
         name, streams = _conversation(request) if self._resumes else "", self.streams
         last = request.headers.get("last-event-id", "")
         if name and last and (stream := streams.store.get(name)) is not None:
@@ -152,7 +153,7 @@ class Api:
         if dialect.asks_nothing(body):
             return JsonResponse(service.nothing(dialect, body))
         body = self.stored.continued(body) if dialect is Responses else body
-        spec = await service.read(dialect, body)
+        spec = replace(await service.read(dialect, body), asked_at=asked_at)
         if not spec.stream:
             response = await self._unless_gone(request, whole(service.texts, spec))
             self.stored.ended(spec, response)

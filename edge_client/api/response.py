@@ -45,6 +45,7 @@ class ResponseSpec:
     stream: bool = True
     ended: frozenset[int] = frozenset()  # choices whose end was sent by an earlier run
     pair: str = ""  # of draft model and verifiers
+    asked_at: float | None = None  # when the request arrived, by the texts' clock; None: when it begins
 
     def dialect(self, words: Words) -> Dialect:
         """Return a new former of this response."""
@@ -153,7 +154,7 @@ class ResponseWriter:
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
         if index:
             await self._prompt_read.wait()
-        async with self._texts.writing(spec.requests[index], spec.client, place) as live:
+        async with self._texts.writing(spec.requests[index], spec.client, place, spec.asked_at) as live:
             answer = live.answer
             for spans in answer.begun():
                 dialect.added(choice.feed(spans), {}, index)  # sent by the earlier run

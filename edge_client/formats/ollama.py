@@ -130,17 +130,17 @@ class _Ollama(Dialect):
         return {"model": self.heading.model, "created_at": created, **said, "done": False}
 
     def _last(self, said: Json, end: ChoiceEnd, usage: Usage) -> Json:
-        """Return the final object. Times are in nanoseconds; the prompt's is that of the first token."""
+        """Return the final object. Times are in nanoseconds; the prompt's ends with the first token."""
         ours = end.ours
         elapsed, waited, first = (ours[f"{name}_ms"] for name in ("elapsed", "waited", "first_token"))
         return {
             **self._object(said),
             "done": True,
             "done_reason": "length" if end.finish is StopReason.LENGTH else "stop",
-            "total_duration": _nanoseconds(waited + elapsed),
+            "total_duration": _nanoseconds(elapsed),
             "load_duration": _nanoseconds(waited),
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": _nanoseconds(first),
+            "prompt_eval_duration": _nanoseconds(max(0.0, first - waited)),
             "eval_count": usage.text,
             "eval_duration": _nanoseconds(max(0.0, elapsed - first)),
             "forerun": ours,

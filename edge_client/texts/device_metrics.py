@@ -27,12 +27,12 @@ SUMS = {
 """The metric that sums each of a text's figures. Names with `spec_decode` are vLLM's and llama.cpp's."""
 
 SECONDS = {
-    "elapsed_ms": ("forerun_edge_text_seconds", "Time of texts without their wait in the queue."),
-    "waited_ms": ("forerun_edge_wait_seconds", "Time of texts in the daemon's own queue."),
+    "elapsed_ms": ("forerun_edge_text_seconds", "Time of texts from request to last token."),
+    "waited_ms": ("forerun_edge_wait_seconds", "Of that, time before the texts began."),
     "draft_ms": ("forerun_edge_draft_seconds", "Time in draft steps, which run in parallel."),
     "queue_ms": ("forerun_edge_verifier_queue_seconds", "Time in verifiers' queues, as verifiers report."),
     "step_ms": ("forerun_edge_verifier_step_seconds", "Time in target steps, as verifiers report."),
-    "network_ms": ("forerun_edge_network_seconds", "Rest of texts' time: network and waiting."),
+    "other_ms": ("forerun_edge_other_seconds", "Rest of texts' time: network and waiting."),
 }
 """The metric that sums each of a text's times, in seconds."""
 

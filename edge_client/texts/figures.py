@@ -16,8 +16,9 @@ from edge_client.formats.detokenizer import TokenOrigin
 class TextFigures:
     """Holds one text's figures. Times are in milliseconds, by the client's wall clock unless noted.
 
-    `step_ms` and `queue_ms` are the verifier's own figures, summed over the target steps. `network_ms` is
-    the rest of the text's time. `draft_ms` is the time in draft steps, which run in parallel.
+    `elapsed_ms`, `first_token_ms` and `waited_ms` begin when the request arrives. `step_ms` and `queue_ms`
+    are the verifier's own figures, summed over the target steps. `other_ms` is the rest of the text's time.
+    `draft_ms` is the time in draft steps, which run in parallel.
     """
 
     mode: str  # at the end: ahead, server-only or device-only
@@ -35,12 +36,12 @@ class TextFigures:
     acceptance_length: float = 0.0  # tokens by the target per target step
     acceptance_rate: float = 0.0  # accepted of proposed
     elapsed_ms: float = 0.0
-    waited_ms: float = 0.0  # in the daemon's own queue, before that
+    waited_ms: float = 0.0  # of that, until the text begins: the prompt in tokens, the daemon's queue
     first_token_ms: float = 0.0
     draft_ms: float = 0.0
     queue_ms: float = 0.0
     step_ms: float = 0.0
-    network_ms: float = 0.0
+    other_ms: float = 0.0  # network, waits, and a draft that works while nothing else does
     rtt_p50_ms: float = 0.0  # 0: not measured
     bytes_up: int = 0
     bytes_down: int = 0
@@ -78,7 +79,7 @@ class SessionRun(Protocol):
 class TextAccount:
     """Collects a text's figures while it is written, over all its sessions. Times in seconds."""
 
-    asked_at: float  # when the client's request came
+    asked_at: float  # when the client's request arrived
     began_at: float = 0.0  # when it left the daemon's queue
     mode: str = Mode.AHEAD.value
     why: str = ""  # of the mode, in words, once it has changed
@@ -104,7 +105,7 @@ class TextAccount:
 
     def figures(self, stats: SessionStats, newest: SessionRun | None, now: float) -> TextFigures:
         """Return the figures now. `stats` are of all the text's sessions."""
-        elapsed = (self.last_at or now) - self.began_at
+        elapsed, waited = (self.last_at or now) - self.asked_at, max(0.0, self.began_at - self.asked_at)
         rtts = newest.rtts if newest is not None else ()
         return TextFigures(
             mode=self.mode,
@@ -122,12 +123,12 @@ class TextAccount:
             acceptance_length=stats.acceptance_length,
             acceptance_rate=stats.accepted / stats.proposed if stats.proposed else 0.0,
             elapsed_ms=elapsed * 1e3,
-            waited_ms=max(0.0, self.began_at - self.asked_at) * 1e3,
-            first_token_ms=((self.first_at or now) - self.began_at) * 1e3,
+            waited_ms=waited * 1e3,
+            first_token_ms=((self.first_at or now) - self.asked_at) * 1e3,
             draft_ms=stats.draft_time * 1e3,
             queue_ms=stats.queue_time * 1e3,
             step_ms=stats.compute_time * 1e3,
-            network_ms=max(0.0, elapsed - stats.queue_time - stats.compute_time) * 1e3,
+            other_ms=max(0.0, elapsed - waited - stats.queue_time - stats.compute_time) * 1e3,
             rtt_p50_ms=median(rtts) * 1e3 if rtts else 0.0,
             bytes_up=self.traffic.up,
             bytes_down=self.traffic.down,
@@ -151,7 +152,7 @@ def add_up(parts: Sequence[SessionStats]) -> SessionStats:
 
 SUMMED = (
     *("tokens", "accepted", "device_tokens", "proposed", "wasted", "target_steps"),
-    *("elapsed_ms", "waited_ms", "draft_ms", "queue_ms", "step_ms", "network_ms"),
+    *("elapsed_ms", "waited_ms", "draft_ms", "queue_ms", "step_ms", "other_ms"),
     *("bytes_up", "bytes_down", "resumes"),
 )
 """Names of the additive figures of a text."""

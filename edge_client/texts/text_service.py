@@ -187,7 +187,7 @@ class TextService:
         self.ended_at = -math.inf  # of the newest of them, by `clock`
         self.verifiers = verifiers
         self._drafts = drafts
-        self._clock = clock
+        self.clock = clock
         self._beliefs = Beliefs()
         self._acceptance = DraftSkill().acceptance  # of the newest text with drafts
         self._earlier = earlier
@@ -216,9 +216,14 @@ class TextService:
 
     @contextlib.asynccontextmanager
     async def writing(
-        self, request: TextRequest, client: str = "", place: QueuePlace | None = None
+        self,
+        request: TextRequest,
+        client: str = "",
+        place: QueuePlace | None = None,
+        asked_at: float | None = None,
     ) -> AsyncIterator[Live]:
-        """Wait for a seat and begin a text. `place` was taken for this text before.
+        """Wait for a seat and begin a text. `place` was taken for this text before. Its client's request
+        arrived at `asked_at` by `clock`; None: now.
 
         Raises `CapacityError` at once if the queue is full, `UserError` for what this device cannot do.
         """
@@ -227,7 +232,7 @@ class TextService:
             raise UserError("no draft model is configured here, so it cannot write alone")
         if self._drafts is None:
             request = replace(request, drafting=False)
-        account = TextAccount(asked_at=self._clock())
+        account = TextAccount(asked_at=self.clock() if asked_at is None else asked_at)
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
         async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
             notes = list[str]()
@@ -238,7 +243,7 @@ class TextService:
                 stack.callback(seat.release)
             if self._file_texts is not None:
                 await self._file_texts.refresh()
-            account.began_at = self._clock()
+            account.began_at = self.clock()
             if request.writer is Writer.DRAFT:
                 account.mode = Mode.DEVICE_ONLY.value
             else:
@@ -246,7 +251,7 @@ class TextService:
                 account.mode = (Mode.SERVER_ONLY if is_off else Mode.AHEAD).value
             ends = request.sampling.ends(self._eos_ids(request.writer))
             begin = self._begin(request, drafts, seat)
-            answer = TextAnswer(request, self.words, ends, begin, account, self._clock)
+            answer = TextAnswer(request, self.words, ends, begin, account, self.clock)
             live = Live(answer, client, drafts, notes)
             self.live[request.id] = live
             try:
@@ -297,7 +302,7 @@ class TextService:
         if request.writer is Writer.DRAFT:
             assert seat is not None, "asked for before"
             eos = self._eos_ids(request.writer)
-            return lambda written: AloneRun(seat, request.prompt, request.sampling, eos, self._clock, written)
+            return lambda written: AloneRun(seat, request.prompt, request.sampling, eos, self.clock, written)
         key, skill = key_of(self._name, request.prompt), self._skill(request, drafts, seat)
         route = self.verifiers.route(key, skill, request.target)
 
@@ -367,7 +372,7 @@ class TextService:
         reason = answer.finish.name.lower() if answer.finish is not None else "broken off"
         self.totals.add(figures, reason)
         self.recent.append((request.id, figures))
-        self.ended_at = self._clock()
+        self.ended_at = self.clock()
         fields = {"id": request.id, "ended": reason, "prompt": len(request.prompt), **figures.as_json()}
         logger.info("text ended", extra={"fields": fields})
 

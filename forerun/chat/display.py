@@ -110,7 +110,7 @@ def stats_line(figures: Figures) -> str:
     pace = f"{(elapsed - first_at) / (count - 1):.1f} ms per token, " if count > 1 else ""
     parts.append(f"{pace}the first after {first_at:.0f} ms")
     if (waited := number_in(figures, "waited_ms")) >= 100:
-        parts.append(f"{waited / 1e3:.1f} s in the daemon's queue before")
+        parts.append(f"{waited / 1e3:.1f} s of that before it began")
     if length := number_in(figures, "acceptance_length"):
         parts.append(f"{length:.2f} tokens per target step")
     if count and proposed:

@@ -127,7 +127,8 @@ def paces(now: DaemonLook, before: DaemonLook | None) -> dict[str, float]:
         if before is not None and name in old and now.at > before.at:
             rates[name] = (count - old[name]) / (now.at - before.at)
         else:
-            rates[name] = count / max(number_in(each, "elapsed_ms") / 1e3, 1e-6)
+            took = number_in(each, "elapsed_ms") - number_in(each, "waited_ms")
+            rates[name] = count / max(took / 1e3, 1e-6)
     return rates
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -65,6 +66,27 @@ async def test_response_metrics_and_log_tell_the_same_numbers(caplog: pytest.Log
     for line, response in zip(logged, told, strict=True):
         for name in (*SUMMED, "mode", "acceptance_length", "estimated_speedup"):
             assert line[name] == pytest.approx(response[name], abs=0.5 if name.endswith("_ms") else 0.001)
+
+
+class Slow(Letters):
+    """Takes a while to read a text."""
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        time.sleep(0.1)
+        return super().tokenize(text, parse_special)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_times_begin_when_the_request_arrives_and_never_exceed_the_clients(stream: bool) -> None:
+    async with world() as found:
+        found.texts.words = Slow()
+        asked_at = time.monotonic()
+        answer = await found.post(stream=stream)
+        took = (time.monotonic() - asked_at) * 1e3
+    ours = (events_of(answer.text)[-1] if stream else answer.json())["forerun"]
+    assert 100 <= ours["waited_ms"] <= ours["first_token_ms"] <= ours["elapsed_ms"] <= took
+    rest = ours["elapsed_ms"] - ours["waited_ms"] - ours["queue_ms"] - ours["step_ms"]
+    assert ours["other_ms"] == pytest.approx(rest, abs=0.01)
 
 
 @pytest.mark.parametrize(
