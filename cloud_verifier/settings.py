@@ -96,7 +96,7 @@ class TargetSection:
     )
     threads: int = setting(
         0,
-        "threads of torch or llama.cpp; 0: torch's choice; all processors but one",
+        "threads of a target step; 0: all cores, of GGUF targets all but one",
         unit="threads",
         low=0,
         is_common=True,
