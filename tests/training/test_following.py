@@ -185,16 +185,16 @@ def test_a_verifier_s_log_becomes_better_heads_and_nothing_learnt_is_not_publish
         kind="medusa",
         depth=2,
         texts=40,
-        steps=8,
-        margin=0.05,
+        steps=40,
+        margin=0.01,
         threads=1,
     )
     first = Follower(options, trained).look()
     assert first is not None
     assert first.published is not None
-    assert first.after > first.before + 0.05
+    assert first.after >= first.before + 0.01
     (tmp_path / "out" / ".following.json").unlink()  # all texts are new once more
-    second = Follower(replace(options, steps=1, depth=5), trained).look()
+    second = Follower(replace(options, steps=1, depth=5, margin=0.05), trained).look()
     assert second is not None
     assert second.before == pytest.approx(first.after, abs=0.01), "it begins with what was published"
     assert second.published is None
