@@ -4,10 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.forerun-installed
-RENDER_STAMP := $(VENV)/.forerun-render
 HELM := tests/deploy/helm
 HELM_STAMP := $(HELM)/node_modules/.forerun-installed
 RAY_STAMP := $(VENV)/.forerun-ray
+SITE_STAMP := $(VENV)/.forerun-site
 CLIENTS := tests/clients
 CLIENTS_STAMP := $(VENV)/clients/.forerun-installed
 NODE_STAMP := $(CLIENTS)/node/node_modules/.forerun-installed
@@ -18,11 +18,8 @@ AGENTS_STAMP := $(CLIENTS)/agents/node_modules/.forerun-installed
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# A page or a folder with wheels of llama-cpp-python, such as release.yml attaches to a release:
-#   make WHEELS=https://github.com/ORGANISATION/forerun/releases/expanded_assets/vVERSION
-# Without it, or where it cannot be reached, llama.cpp is compiled. So it is for flags of one's own in CMAKE_ARGS.
-WHEELS ?=
-READY = $(if $(strip $(CMAKE_ARGS)),,$(strip $(WHEELS)))
+# A registry that cannot be reached costs seconds here, and pip goes on with the others.
+TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX)) --retries 2 --timeout 20)
 
 # The build of llama.cpp leaves out its readers of images and its own programs' library, which nothing here loads.
 # That halves the time. Flags in CMAKE_ARGS, such as -DGGML_CUDA=on, are kept.
@@ -42,7 +39,7 @@ LAB_TESTS := tests/schemes tests/training tests/lab
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test lab real ray clients soak attacks check static format proto locks sbom audit manifests chart generate clean distclean python compiler
+.PHONY: help setup demo quick test lab real ray clients soak attacks check static format proto locks sbom audit manifests chart generate site clean distclean preflight
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -57,7 +54,7 @@ demo: setup ## run the demonstration
 quick: setup ## run the quick tests: cores, wire, 100 random worlds, texts over gRPC (a minute, without torch)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal --quick $(ARGS)
 
-test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(MODELS) ## run the tests of the product (10 minutes)
+test: setup $(NODE_STAMP) $(HELM_STAMP) $(TEMPLATES_STAMP) $(SITE_STAMP) $(MODELS) ## run the tests of the product (10 minutes)
 	$(PYTEST) $(LAB_TESTS:%=--ignore=%) $(ARGS)
 
 lab: setup ## run the tests of schemes, training and lab, which `make test` leaves out
@@ -99,14 +96,14 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--constraints constraints/dev.txt --custom-compile-command 'make locks' $(ARGS)
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
 
-locks: $(RENDER_STAMP) ## lock the Python distributions of the images (deploy/locks)
+locks: setup ## lock the Python distributions of the images (deploy/locks)
 	$(COMPILE) pyproject.toml --extra edge -o deploy/locks/edge.txt
 	$(COMPILE) pyproject.toml --extra verifier -o deploy/locks/verifier-cuda.txt
 	$(COMPILE) pyproject.toml deploy/locks/verifier-cpu.in --extra verifier $(TORCH_CPU) -o deploy/locks/verifier-cpu.txt
 	$(COMPILE) deploy/locks/build.in -o deploy/locks/build.txt
 	$(COMPILE) deploy/locks/jetson-python.in -o deploy/locks/jetson-python.txt
 
-sbom: $(RENDER_STAMP) ## write CycloneDX bills of materials of the locks (deploy/sbom), which the images carry
+sbom: setup ## write CycloneDX bills of materials of the locks (deploy/sbom), which the images carry
 	mkdir -p deploy/sbom
 	for lock in $(notdir $(basename $(wildcard deploy/locks/*.txt))); do \
 		$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml \
@@ -115,13 +112,13 @@ sbom: $(RENDER_STAMP) ## write CycloneDX bills of materials of the locks (deploy
 
 # verifier-cpu.txt is verifier-cuda.txt with a torch that PyPI does not know. CVE-2025-69872 is of diskcache, which
 # llama-cpp-python imports for a cache that nothing here opens (an import contract holds that); no release mends it.
-audit: $(RENDER_STAMP) ## ask PyPI for known weaknesses of all that the locks hold
+audit: setup ## ask PyPI for known weaknesses of all that the locks hold
 	$(BIN)/uvx --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps --ignore-vuln CVE-2025-69872 \
 		$(patsubst %,-r deploy/locks/%.txt,edge verifier-cuda build jetson-python) $(ARGS)
 
 # Schemas of the oldest and the newest Kubernetes; kinds of operators have none and are passed over. Each skipped
 # check of checkov is an annotation with its reason.
-manifests: $(RENDER_STAMP) ## check what the overlays render, by standard tools; needs kubectl
+manifests: setup ## check what the overlays render, by standard tools; needs kubectl
 	rm -rf build/manifests && mkdir -p build/manifests
 	for overlay in $(notdir $(wildcard deploy/kubernetes/overlays/*)); do \
 		kubectl kustomize deploy/kubernetes/overlays/$$overlay > build/manifests/$$overlay.yaml || exit 1; \
@@ -133,11 +130,14 @@ manifests: $(RENDER_STAMP) ## check what the overlays render, by standard tools;
 	$(BIN)/uvx --quiet checkov==3.3.30 --directory build/manifests --framework kubernetes --compact --quiet --skip-download
 	cd deploy && $(CURDIR)/$(BIN)/uvx --quiet yamllint==1.38.0 -c yamllint.yaml .
 
-chart: $(RENDER_STAMP) ## write the Helm chart from the Kustomize overlays (deploy/helm/forerun-verifier); needs kubectl
+chart: setup ## write the Helm chart from the Kustomize overlays (deploy/helm/forerun-verifier); needs kubectl
 	$(BIN)/python -m lab.tools.chart
 
 generate: setup ## rewrite tables of the docs and the alerts of Compose from their sources
 	$(BIN)/python -m lab.tools.generate
+
+site: $(SITE_STAMP) ## build the documentation site (build/docs/site)
+	$(BIN)/python -m lab.tools.site
 
 clean: ## remove caches and build results
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -146,8 +146,8 @@ clean: ## remove caches and build results
 distclean: clean ## also remove .venv
 	rm -rf $(VENV) $(CLIENTS)/*/node_modules $(HELM)/node_modules
 
-# Say in a sentence what is missing, before minutes are spent.
-python:
+# Says in a sentence what is missing, before minutes are spent. The compiler is for llama.cpp, which has no wheels.
+preflight:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 		echo "forerun: '$(PYTHON)' was not found. Install Python 3.11 or newer, or say make PYTHON=/path/to/python." >&2; \
 		exit 1; }
@@ -157,30 +157,28 @@ python:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "forerun: $(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv." >&2; \
 		exit 1; }
-	@test -x $(BIN)/python || { echo "forerun: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-
-# The compiler is for llama.cpp, of which no registry has wheels.
-compiler:
-	@test -n "$(READY)" || { command -v "$${CC:-cc}" && command -v "$${CXX:-c++}"; } >/dev/null 2>&1 \
+	@{ command -v "$${CC:-cc}" && command -v "$${CXX:-c++}"; } >/dev/null 2>&1 \
 		|| $(BIN)/python -c 'import llama_cpp' >/dev/null 2>&1 || { \
 		echo "forerun: a C and C++ compiler is needed to build llama.cpp (cc and c++, or set CC and CXX)." >&2; \
 		echo "forerun: on Debian and Ubuntu: apt-get install build-essential; on macOS: xcode-select --install." >&2; \
 		exit 1; }
 
 # The stamp is written last: an interrupted installation is taken up again, a finished one costs nothing.
+# torch goes first and alone, so that no other requirement can draw in another build; what it needs itself comes
+# with the rest, from the ordinary registry.
 $(STAMP): pyproject.toml constraints/dev.txt
-	@$(MAKE) --no-print-directory python compiler
-	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" $(BIN)/python -m lab.tools.install \
-		--torch-index "$(strip $(TORCH_INDEX))" --wheels "$(READY)"
+	@$(MAKE) --no-print-directory preflight
+	@test -x $(BIN)/python || { echo "forerun: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "forerun: installing torch"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps $(TORCH_PIP) \
+		-c constraints/dev.txt torch
+	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null \
+		|| echo "forerun: building llama.cpp, about 5 minutes, once (pip keeps the result for the next time)"
+	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" \
+		$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt \
+		-e '.[edge,verifier,quantized,parallel,simulation,dev]'
 	@touch $@
 	@echo "forerun: $(VENV) is ready"
-
-# What only renders needs neither torch nor llama.cpp.
-$(RENDER_STAMP): constraints/dev.txt
-	@$(MAKE) --no-print-directory python
-	@echo "forerun: installing uv and PyYAML, a few seconds"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt uv pyyaml
-	@touch $@
 
 # Tests speak to the local API through packages that Node programs use; without npm they are skipped with a reason.
 $(NODE_STAMP): %/node_modules/.forerun-installed: %/package-lock.json
@@ -227,6 +225,12 @@ $(SMOLLM2): $(STAMP)
 	@test -f $@ || echo "forerun: fetching SmolLM2-135M-Instruct"
 	@test -f $@ || $(BIN)/python -m tests.real.fetch $@ \
 		|| echo "forerun: SmolLM2 cannot be fetched; the tests of tests/real will be skipped"
+
+# The renderer of the site needs neither torch nor llama.cpp.
+$(SITE_STAMP): pyproject.toml constraints/dev.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt zensical pyyaml
+	@touch $@
 
 # Ray Serve is for those who live there, and large: `make lab` skips its tests where it is not.
 $(RAY_STAMP): pyproject.toml lab/integrations/forerun_ray/pyproject.toml constraints/dev.txt

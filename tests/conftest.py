@@ -36,6 +36,7 @@ NEEDED_MODULES = {
     "browser": (("selenium",), "pip install 'forerun[dev]'"),
     "quantized": (("torchao",), "pip install 'forerun[verifier,quantized]'"),
     "ray": (("ray", "mmh3"), "pip install -e lab/integrations/forerun_ray"),
+    "site": (("zensical", "yaml"), "pip install 'forerun[docs]'"),
     "parallel": (("accelerate",), "pip install 'forerun[verifier,parallel]'"),
 }
 """Mark -> modules that its tests import, and how to get them."""

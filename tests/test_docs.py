@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ PAGES = (
     ROOT / "README.md",
     ROOT / "deploy" / "README.md",
     ROOT / "lab" / "demo_models" / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("**/*.md")),
     *sorted((ROOT / "lab" / "integrations").glob("*/README.md")),
     ROOT / "lab" / "measured" / "README.md",
     *sorted((ROOT / "lab" / "docs").glob("*.md")),
@@ -25,6 +26,7 @@ FOR_NEWCOMERS = (
     ROOT / "docs" / "edge.md",
     ROOT / "docs" / "edge_config.md",
 )
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 WITH_ACTIONS = ("edge", "fleet", "simulate")
 PROGRAM = r"^(?:sudo |\.venv/bin/)?forerun"
 """As a line of a shell begins."""
@@ -67,3 +69,20 @@ def test_every_command_that_is_named_is_one(page: Path, capsys: pytest.CaptureFi
             with pytest.raises(SystemExit) as ended:
                 build_parser(command).parse_args([command, action, "--help"])
             assert ended.value.code == 0, f"forerun {command} {action}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=name_of)
+def test_every_command_of_a_tutorial_can_be_read(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With its options and arguments, as written."""
+    lines = "\n".join(re.findall(r"^    (.+)$", page.read_text("utf-8"), re.MULTILINE))
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for line in lines.replace("\\\n", " ").splitlines()
+        if re.match(rf"{PROGRAM} ", line)
+    ]
+    assert commands or page.stem == "jetson"
+    for words in commands:
+        try:
+            build_parser(words[0]).parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{name_of(page)}: forerun {shlex.join(words)}: {capsys.readouterr().err}")

@@ -104,10 +104,9 @@ def _page(record: DaemonRecord) -> str:
 
 def _in_words(state: dict[str, Any]) -> str:
     if state["status"] == "stopped":
-        return f"not running; {daemon_file.HOW_TO_START}"
+        return "not running"
     if state["status"] == "stale":
-        ended = f"process {state['pid']} ended without saying so (its log may show why)"
-        return f"not running; {ended}; {daemon_file.HOW_TO_START}"
+        return f"not running; process {state['pid']} ended without saying so (its log may show why)"
     line = f"running as process {state['pid']} at {state['listen']} for {duration(state['uptime'])}"
     if state["token_file"]:
         line += f"\nprograms send the token in {state['token_file']}"

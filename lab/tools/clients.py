@@ -33,23 +33,35 @@ class Client:
     package: str
     version: str
     cases: frozenset[str]
+    script: Path
+
+    @property
+    def tested(self) -> list[str]:
+        """Name the columns of the table whose cases the script has."""
+        return [column for column, cases in CASES.items() if self.cases & {*cases}]
 
 
 def table(root: Path) -> str:
     """Return the tables of agents and of libraries. Raise `ValueError` for a script that cannot be read."""
+    lines = ["", "| agent | version |", "|---|---|"]
+    lines += [f"| {name} | {version} |" for name, version in agents(root).items()]
+    lines += ["", f"| library | version | {' | '.join(CASES)} |", f"|---|---|{'---|' * len(CASES)}"]
+    for client in libraries(root):
+        marks = ("yes" if column in client.tested else "" for column in CASES)
+        lines.append(f"| `{client.package}` | {client.version} | {' | '.join(marks)} |")
+    return "\n".join([*lines, ""])
+
+
+def agents(root: Path) -> dict[str, str]:
+    """Return the coding agents with their versions. Raise `ValueError` for a script that cannot be read."""
+    folder = root / "tests" / "clients" / "agents"
+    pins = {AGENTS[package]: version for package, version in _packages(folder).items()}
+    return pins | {"aider": _python(folder / "run_aider.py").version}
+
+
+def libraries(root: Path) -> Iterator[Client]:
+    """Yield the libraries' clients. Raise `ValueError` for a script that cannot be read."""
     folder = root / "tests" / "clients"
-    agents = ["| agent | version |", "|---|---|"]
-    for package, version in _packages(folder / "agents").items():
-        agents.append(f"| {AGENTS[package]} | {version} |")
-    agents.append(f"| aider | {_python(folder / 'agents' / 'run_aider.py').version} |")
-    libraries = [f"| library | version | {' | '.join(CASES)} |", f"|---|---|{'---|' * len(CASES)}"]
-    for client in _libraries(folder):
-        marks = ("yes" if client.cases & {*cases} else "" for cases in CASES.values())
-        libraries.append(f"| `{client.package}` | {client.version} | {' | '.join(marks)} |")
-    return "\n".join(["", *agents, "", *libraries, ""])
-
-
-def _libraries(folder: Path) -> Iterator[Client]:
     for script in sorted((folder / "python").glob("*.py")):
         if script.stem != "cases":
             yield _python(script)
@@ -59,7 +71,7 @@ def _libraries(folder: Path) -> Iterator[Client]:
             text = script.read_text(encoding="utf-8")
             package = _found(r'^import .* from "(.*)";', text, script)
             cases = frozenset(re.findall(r"^  async (\w+)\(", text, re.MULTILINE))
-            yield Client(f"{package} (Node)", packages[package], cases)
+            yield Client(f"{package} (Node)", packages[package], cases, script)
 
 
 def _python(script: Path) -> Client:
@@ -67,7 +79,7 @@ def _python(script: Path) -> Client:
     text = script.read_text(encoding="utf-8")
     package, _, version = _found(r'^# dependencies = \["(.*?)"', text, script).partition("==")
     cases = re.findall(r"^run\((.*)\)$", text, re.MULTILINE)
-    return Client(package.partition("[")[0], version, frozenset(", ".join(cases).split(", ")))
+    return Client(package.partition("[")[0], version, frozenset(", ".join(cases).split(", ")), script)
 
 
 def _packages(folder: Path) -> dict[str, str]:
