@@ -40,8 +40,8 @@ CHILD = "common.llama.load_trial"
 RULES = 2
 """Version of the trial's checks. A file that has passed an older version is tried again."""
 
-PATIENCE = 60.0
-"""Seconds for a child, in addition to the time for its bytes."""
+PATIENCE = 120.0
+"""Seconds for a child, in addition to the time for its bytes. It yields to other processes."""
 
 SLOWEST = 10e6
 """Bytes a second of the slowest memory card, from which a large model takes minutes."""
