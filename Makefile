@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.forerun-installed
+RENDER_STAMP := $(VENV)/.forerun-render
 HELM := tests/deploy/helm
 HELM_STAMP := $(HELM)/node_modules/.forerun-installed
 RAY_STAMP := $(VENV)/.forerun-ray
@@ -18,8 +19,11 @@ AGENTS_STAMP := $(CLIENTS)/agents/node_modules/.forerun-installed
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# A registry that cannot be reached costs seconds here, and pip goes on with the others.
-TORCH_PIP = $(if $(strip $(TORCH_INDEX)),--extra-index-url $(strip $(TORCH_INDEX)) --retries 2 --timeout 20)
+# A page or a folder with wheels of llama-cpp-python, such as release.yml attaches to a release:
+#   make WHEELS=https://github.com/ORGANISATION/forerun/releases/expanded_assets/vVERSION
+# Without it, or where it cannot be reached, llama.cpp is compiled. So it is for flags of one's own in CMAKE_ARGS.
+WHEELS ?=
+READY = $(if $(strip $(CMAKE_ARGS)),,$(strip $(WHEELS)))
 
 # The build of llama.cpp leaves out its readers of images and its own programs' library, which nothing here loads.
 # That halves the time. Flags in CMAKE_ARGS, such as -DGGML_CUDA=on, are kept.
@@ -39,7 +43,7 @@ LAB_TESTS := tests/schemes tests/training tests/lab
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test lab real ray clients soak attacks check static format proto locks sbom audit manifests chart generate site clean distclean preflight
+.PHONY: help setup demo quick test lab real ray clients soak attacks check static format proto locks sbom audit manifests chart generate site clean distclean python compiler
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -96,14 +100,14 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--constraints constraints/dev.txt --custom-compile-command 'make locks' $(ARGS)
 TORCH_CPU ?= --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
 
-locks: setup ## lock the Python distributions of the images (deploy/locks)
+locks: $(RENDER_STAMP) ## lock the Python distributions of the images (deploy/locks)
 	$(COMPILE) pyproject.toml --extra edge -o deploy/locks/edge.txt
 	$(COMPILE) pyproject.toml --extra verifier -o deploy/locks/verifier-cuda.txt
 	$(COMPILE) pyproject.toml deploy/locks/verifier-cpu.in --extra verifier $(TORCH_CPU) -o deploy/locks/verifier-cpu.txt
 	$(COMPILE) deploy/locks/build.in -o deploy/locks/build.txt
 	$(COMPILE) deploy/locks/jetson-python.in -o deploy/locks/jetson-python.txt
 
-sbom: setup ## write CycloneDX bills of materials of the locks (deploy/sbom), which the images carry
+sbom: $(RENDER_STAMP) ## write CycloneDX bills of materials of the locks (deploy/sbom), which the images carry
 	mkdir -p deploy/sbom
 	for lock in $(notdir $(basename $(wildcard deploy/locks/*.txt))); do \
 		$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements --pyproject pyproject.toml \
@@ -112,13 +116,13 @@ sbom: setup ## write CycloneDX bills of materials of the locks (deploy/sbom), wh
 
 # verifier-cpu.txt is verifier-cuda.txt with a torch that PyPI does not know. CVE-2025-69872 is of diskcache, which
 # llama-cpp-python imports for a cache that nothing here opens (an import contract holds that); no release mends it.
-audit: setup ## ask PyPI for known weaknesses of all that the locks hold
+audit: $(RENDER_STAMP) ## ask PyPI for known weaknesses of all that the locks hold
 	$(BIN)/uvx --quiet pip-audit==2.10.1 --strict --disable-pip --no-deps --ignore-vuln CVE-2025-69872 \
 		$(patsubst %,-r deploy/locks/%.txt,edge verifier-cuda build jetson-python) $(ARGS)
 
 # Schemas of the oldest and the newest Kubernetes; kinds of operators have none and are passed over. Each skipped
 # check of checkov is an annotation with its reason.
-manifests: setup ## check what the overlays render, by standard tools; needs kubectl
+manifests: $(RENDER_STAMP) ## check what the overlays render, by standard tools; needs kubectl
 	rm -rf build/manifests && mkdir -p build/manifests
 	for overlay in $(notdir $(wildcard deploy/kubernetes/overlays/*)); do \
 		kubectl kustomize deploy/kubernetes/overlays/$$overlay > build/manifests/$$overlay.yaml || exit 1; \
@@ -130,7 +134,7 @@ manifests: setup ## check what the overlays render, by standard tools; needs kub
 	$(BIN)/uvx --quiet checkov==3.3.30 --directory build/manifests --framework kubernetes --compact --quiet --skip-download
 	cd deploy && $(CURDIR)/$(BIN)/uvx --quiet yamllint==1.38.0 -c yamllint.yaml .
 
-chart: setup ## write the Helm chart from the Kustomize overlays (deploy/helm/forerun-verifier); needs kubectl
+chart: $(RENDER_STAMP) ## write the Helm chart from the Kustomize overlays (deploy/helm/forerun-verifier); needs kubectl
 	$(BIN)/python -m lab.tools.chart
 
 generate: setup ## rewrite tables of the docs and the alerts of Compose from their sources
@@ -146,8 +150,8 @@ clean: ## remove caches and build results
 distclean: clean ## also remove .venv
 	rm -rf $(VENV) $(CLIENTS)/*/node_modules $(HELM)/node_modules
 
-# Says in a sentence what is missing, before minutes are spent. The compiler is for llama.cpp, which has no wheels.
-preflight:
+# Say in a sentence what is missing, before minutes are spent.
+python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 		echo "forerun: '$(PYTHON)' was not found. Install Python 3.11 or newer, or say make PYTHON=/path/to/python." >&2; \
 		exit 1; }
@@ -157,28 +161,30 @@ preflight:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "forerun: $(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv." >&2; \
 		exit 1; }
-	@{ command -v "$${CC:-cc}" && command -v "$${CXX:-c++}"; } >/dev/null 2>&1 \
+	@test -x $(BIN)/python || { echo "forerun: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+
+# The compiler is for llama.cpp, of which no registry has wheels.
+compiler:
+	@test -n "$(READY)" || { command -v "$${CC:-cc}" && command -v "$${CXX:-c++}"; } >/dev/null 2>&1 \
 		|| $(BIN)/python -c 'import llama_cpp' >/dev/null 2>&1 || { \
 		echo "forerun: a C and C++ compiler is needed to build llama.cpp (cc and c++, or set CC and CXX)." >&2; \
 		echo "forerun: on Debian and Ubuntu: apt-get install build-essential; on macOS: xcode-select --install." >&2; \
 		exit 1; }
 
 # The stamp is written last: an interrupted installation is taken up again, a finished one costs nothing.
-# torch goes first and alone, so that no other requirement can draw in another build; what it needs itself comes
-# with the rest, from the ordinary registry.
 $(STAMP): pyproject.toml constraints/dev.txt
-	@$(MAKE) --no-print-directory preflight
-	@test -x $(BIN)/python || { echo "forerun: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "forerun: installing torch"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps $(TORCH_PIP) \
-		-c constraints/dev.txt torch
-	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null \
-		|| echo "forerun: building llama.cpp, about 5 minutes, once (pip keeps the result for the next time)"
-	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" \
-		$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt \
-		-e '.[edge,verifier,quantized,parallel,simulation,dev]'
+	@$(MAKE) --no-print-directory python compiler
+	@CMAKE_ARGS="$$CMAKE_ARGS $(LLAMA_CMAKE)" $(BIN)/python -m lab.tools.install \
+		--torch-index "$(strip $(TORCH_INDEX))" --wheels "$(READY)"
 	@touch $@
 	@echo "forerun: $(VENV) is ready"
+
+# What only renders needs neither torch nor llama.cpp.
+$(RENDER_STAMP): constraints/dev.txt
+	@$(MAKE) --no-print-directory python
+	@echo "forerun: installing uv and PyYAML, a few seconds"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt uv pyyaml
+	@touch $@
 
 # Tests speak to the local API through packages that Node programs use; without npm they are skipped with a reason.
 $(NODE_STAMP): %/node_modules/.forerun-installed: %/package-lock.json
@@ -226,10 +232,9 @@ $(SMOLLM2): $(STAMP)
 	@test -f $@ || $(BIN)/python -m tests.real.fetch $@ \
 		|| echo "forerun: SmolLM2 cannot be fetched; the tests of tests/real will be skipped"
 
-# The renderer of the site needs neither torch nor llama.cpp.
-$(SITE_STAMP): pyproject.toml constraints/dev.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt zensical pyyaml
+$(SITE_STAMP): $(RENDER_STAMP)
+	@echo "forerun: installing the renderer of the site, a few seconds"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints/dev.txt zensical
 	@touch $@
 
 # Ray Serve is for those who live there, and large: `make lab` skips its tests where it is not.

@@ -96,7 +96,7 @@ class TargetSection:
     )
     threads: int = setting(
         0,
-        "threads of torch or llama.cpp; 0: torch's choice; all processors but one",
+        "threads of a target step; 0: all cores, of GGUF targets all but one",
         unit="threads",
         low=0,
         is_common=True,
@@ -128,8 +128,8 @@ class TargetSection:
     drafter: str | None = setting(
         None,
         "the verifier's own drafter (docs/targets.md): heads of `forerun heads train`, EAGLE-3 heads, a "
-        "small model of the target's vocabulary, or mtp, exits:GAMMA:FILE, exit:K, skip:LIST, recycling, "
-        "recycling:shared, jacobi:N, lookahead:W,N,G",
+        "small model of the target's vocabulary, or mtp, heads:FOLDER, exits:GAMMA:FILE, exit:K, skip:LIST, "
+        "recycling, recycling:shared, jacobi:N, lookahead:W,N,G",
         form="a file, a folder, a hub id or one of the words",
         is_common=True,
         excludes={"tensor_parallel": "a drafter needs the whole target"},

@@ -8,10 +8,10 @@ import io
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, Self, TextIO, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -145,6 +145,18 @@ def note(text: str) -> None:
 
 # How far a long command is: one line that updates in place on a terminal, plain lines elsewhere.
 
+
+class _BarBelow(Progress):
+    """Shows lines of text above the bar."""
+
+    lines: Sequence[str] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.lines:
+            yield Text("\n".join(self.lines), no_wrap=True, overflow="ellipsis")
+        yield from super().get_renderables()
+
+
 PAUSE = 0.1  # least seconds between two updates of the bar, to disturb measurements little
 
 
@@ -154,7 +166,7 @@ class ProgressBar:
     def __init__(self, out: TextIO) -> None:
         self.is_live = out.isatty() and os.environ.get("TERM") != "dumb"
         self._out, self._next_at = out, 0.0
-        self._bar = Progress(
+        self._bar = _BarBelow(
             BarColumn(24),
             TaskProgressColumn(),
             TextColumn("{task.description}", markup=False),
@@ -180,6 +192,13 @@ class ProgressBar:
         if now >= self._next_at or done >= total:
             self._next_at = now + PAUSE
             self._bar.update(self._task, completed=done, total=total, description=text, refresh=True)
+
+    def show_above(self, lines: Sequence[str]) -> None:
+        """Show a table above the bar in place of the last one, or print it if there is no bar."""
+        self._bar.lines = lines
+        self._bar.refresh()
+        if not self.is_live:
+            print(*lines, sep="\n", file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print a line if there is no bar."""

@@ -122,8 +122,11 @@ class Sheet:
             columns = columns or max(1, min(len(handles), int(self._width / longest)))
             self.figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
-    def save(self) -> None:
-        """Write all of the file or nothing. Raises `UserError`, `CapacityError`."""
+    def save(self, caption: str = "") -> None:
+        """Write all of the file or nothing, with a `caption` above the panels. Raises `UserError`,
+        `CapacityError`."""
+        if caption:
+            self.figure.suptitle(caption, fontsize="medium")
         drawn = io.BytesIO()
         metadata = {"Date": None} if self._out.suffix == ".svg" else None
         self.figure.savefig(drawn, dpi=DPI, format=self._out.suffix[1:], metadata=metadata)

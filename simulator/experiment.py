@@ -120,6 +120,9 @@ def _abandon(executor: ProcessPoolExecutor) -> None:
 Progress = Callable[[int, int], None]
 """Told (runs done, runs in all)."""
 
+Early = Callable[[list["SchemeOutcome"]], None]
+"""Gets the outcomes of the first seeds: of the first, of two, of four and so on, before those of all."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchemeOutcome:
@@ -142,7 +145,10 @@ class SchemeOutcome:
 
 
 def run_experiment(
-    experiment: Experiment, workers: int = 0, progress: Progress = lambda done, total: None
+    experiment: Experiment,
+    workers: int = 0,
+    progress: Progress = lambda done, total: None,
+    early: Early | None = None,
 ) -> list[SchemeOutcome]:
     """Run all schemes, in the order asked for. `workers` processes, 0 for one per processor.
 
@@ -150,11 +156,14 @@ def run_experiment(
     """
     total = num_runs(experiment)
     with Pool(workers, num_parts(experiment)) as pool:
-        return next(run_experiments([experiment], pool, lambda done: progress(done, total)))
+        return next(run_experiments([experiment], pool, lambda done: progress(done, total), early))
 
 
 def run_experiments(
-    experiments: Sequence[Experiment], pool: Pool, told: Callable[[int], None] = lambda done: None
+    experiments: Sequence[Experiment],
+    pool: Pool,
+    told: Callable[[int], None] = lambda done: None,
+    early: Early | None = None,
 ) -> Iterator[list[SchemeOutcome]]:
     """Yield each experiment's outcomes in order, as soon as its last run is done.
 
@@ -169,12 +178,14 @@ def run_experiments(
 
     results = pool.map((job for experiment in experiments for job in _jobs(experiment)), count)
     for experiment in experiments:
-        by_policy = {
-            policy: [next(results) for _ in range(experiment.repeats)] for policy in _all_policies(experiment)
-        }
-        world = experiment.world
-        has_bottleneck = any(link.has_bottleneck for link in (world.link, *(s.link for s in world.sites)))
-        yield [_outcome(scheme, by_policy, has_bottleneck) for scheme in experiment.schemes]
+        by_policy: ByPolicy = {policy: [] for policy in _all_policies(experiment)}
+        for num_seeds in range(1, experiment.repeats + 1):
+            for seeds in by_policy.values():
+                seeds.append(next(results))
+            is_power_of_two = num_seeds.bit_count() == 1
+            if early is not None and is_power_of_two and num_seeds < experiment.repeats:
+                early(_outcomes(experiment, by_policy))
+        yield _outcomes(experiment, by_policy)
 
 
 def num_runs(experiment: Experiment) -> int:
@@ -189,7 +200,7 @@ def num_parts(experiment: Experiment) -> int:
 
 def _jobs(experiment: Experiment) -> Iterator[Job]:
     worlds: list[World] = experiment.worlds()
-    return ((policy, world) for policy in _all_policies(experiment) for world in worlds)
+    return ((policy, world) for world in worlds for policy in _all_policies(experiment))
 
 
 def distance_to_bound(outcomes: Sequence[SchemeOutcome], scheme: str) -> float | None:
@@ -229,9 +240,17 @@ def _all_policies(experiment: Experiment) -> list[str]:
     return list(dict.fromkeys(policy for scheme in experiment.schemes for policy in variants(scheme)))
 
 
-def _outcome(
-    scheme: str, by_policy: dict[str, list[list[SessionResult]]], has_bottleneck: bool
-) -> SchemeOutcome:
+ByPolicy = dict[str, list[list[SessionResult]]]
+"""The sessions of each seed, by policy."""
+
+
+def _outcomes(experiment: Experiment, by_policy: ByPolicy) -> list[SchemeOutcome]:
+    world = experiment.world
+    has_bottleneck = any(link.has_bottleneck for link in (world.link, *(s.link for s in world.sites)))
+    return [_outcome(scheme, by_policy, has_bottleneck) for scheme in experiment.schemes]
+
+
+def _outcome(scheme: str, by_policy: ByPolicy, has_bottleneck: bool) -> SchemeOutcome:
     policy = min(variants(scheme), key=lambda name: pace(_as_runs(by_policy[name])))
     seeds = by_policy[policy]
     sessions = [result for seed in seeds for result in seed]

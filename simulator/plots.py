@@ -93,7 +93,7 @@ GRID = {"alpha": 0.3, "linewidth": 0.6}
 
 
 @drawing
-def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
+def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms", caption: str = "") -> None:
     """Plot ms per token against `x`, a line per scheme, a column of panels per combination of other axes.
 
     Above the mean, with bars of twice its standard error over seeds; below the slowest twentieth of windows
@@ -121,7 +121,7 @@ def plot_pace(rows: Sequence[Row], out: Path, x: str = "rtt_ms") -> None:
     means[0].set_ylabel("ms per token, mean")
     slow[0].set_ylabel("ms per token, 95th percentile\nof windows of 16 tokens")
     sheet.legend(handles(looks))
-    sheet.save()
+    sheet.save(caption)
 
 
 def _line(axes: Any, rows: Sequence[Row], x: str, y: str, style: Style, **more: Any) -> None:
@@ -142,7 +142,9 @@ def _line(axes: Any, rows: Sequence[Row], x: str, y: str, style: Style, **more: 
 
 
 @drawing
-def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str = "rtt_ms") -> None:
+def plot_speedup(
+    rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str = "rtt_ms", caption: str = ""
+) -> None:
     """Plot the speed of `scheme` as a multiple of server streaming's, over `x` and acceptance.
 
     A full line marks equal speed. A dashed line marks the speed of a draft beside the target, if the
@@ -173,7 +175,7 @@ def plot_speedup(rows: Sequence[Row], out: Path, scheme: str = FORERUN, x: str =
     bar = sheet.figure.colorbar(filled, ax=list(sheet.panels[0]), ticks=levels, format="%g")
     bar.set_label(f"{scheme}, times as fast as server streaming")
     sheet.legend(list(lines.values()), columns=1)
-    sheet.save()
+    sheet.save(caption)
 
 
 def _colocated(rows: Sequence[Row]) -> list[str]:
@@ -196,7 +198,7 @@ def _check_between(x: str) -> None:
 
 
 @drawing
-def plot_capacity(rows: Sequence[Row], out: Path) -> None:
+def plot_capacity(rows: Sequence[Row], out: Path, caption: str = "") -> None:
     """Plot tokens per second of a client against the number of clients, or of sessions begun per second.
 
     The line is the median client, the band reaches from the slowest tenth to the fastest. Raises `UserError`
@@ -226,7 +228,7 @@ def plot_capacity(rows: Sequence[Row], out: Path) -> None:
         axes.grid(**GRID)
     sheet.panels[0][0].set_ylabel("tokens per second of a client\n(median; band: 10 to 90 %)")
     sheet.legend(handles(looks))
-    sheet.save()
+    sheet.save(caption)
 
 
 # Rows -------------------------------------------------------------------------------------------------------

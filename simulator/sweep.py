@@ -107,6 +107,7 @@ class Sweep:
 
     experiment: Experiment
     grid: Mapping[str, tuple[Value, ...]]
+    name: str = ""  # of the world, for people
 
     def __post_init__(self) -> None:
         for axis, values in self.grid.items():
@@ -160,6 +161,7 @@ def run_sweep(
         _claim(folder, sweep)
         tables = sweep.tables(folder)
         done = _mend(tables)
+        _note_grid(folder / MANIFEST, sweep)
         missing = [cell for cell in sweep.cells() if tuple(cell.values()) not in done]
         if missing:
             _run(sweep, missing, tables, workers, progress)
@@ -176,6 +178,19 @@ def run_sweep(
 def read_results(folder: Path) -> list[Row]:
     """Read a row per finished cell and scheme. Raises `UserError`."""
     return read_rows(folder / RESULTS, (SCHEME, *FIGURES))
+
+
+def caption_of(folder: Path) -> str:
+    """Say of which world and seeds the results are, and how many points of the last grid are finished; ""
+    without a manifest that says so. Raises `UserError`."""
+    about = _read_manifest(folder / MANIFEST) if (folder / MANIFEST).exists() else {}
+    if "grid" not in about:
+        return ""
+    wanted = set(itertools.product(*about["grid"].values()))
+    num_done = len(wanted & {tuple(row[axis] for axis in about["grid"]) for row in read_results(folder)})
+    repeats, seed = about["repeats"], about["seed"]
+    seeds = f"{repeats} seeds from {seed}" if repeats > 1 else f"seed {seed}"
+    return ", ".join(filter(None, (about["name"], seeds, f"{num_done} of {len(wanted)} points")))
 
 
 def shown(value: Value) -> str:
@@ -230,18 +245,30 @@ def _claim(folder: Path, sweep: Sweep) -> None:
             raise UserError(f"{folder} holds results without {MANIFEST}; give this sweep another folder")
         write_whole(path, json.dumps(content, indent=2, default=str) + "\n")
         return
+    document = _read_manifest(path)
+    if document["digest"] != content["digest"]:
+        raise UserError(f"{folder} holds a sweep of another world; give this one another folder")
+    if document["version"] != content["version"]:
+        raise UserError(
+            f"{folder} holds a sweep by version {document['version']}, and this is {content['version']}; "
+            "give this one another folder"
+        )
+
+
+def _note_grid(path: Path, sweep: Sweep) -> None:
+    """Have the manifest say which points were asked for last."""
+    document, content = _read_manifest(path), _manifest(sweep)
+    latest = {name: content[name] for name in ("name", "grid")}
+    if not latest.items() <= document.items():
+        write_whole(path, json.dumps({**document, **latest}, indent=2, default=str) + "\n")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(read_text("the manifest", path))
-        digest, version = document["digest"], document["version"]
+        return {**document, "digest": document["digest"], "version": document["version"]}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged; give the sweep another folder") from error
-    if digest != content["digest"]:
-        raise UserError(f"{folder} holds a sweep of another world; give this one another folder")
-    if version != content["version"]:
-        raise UserError(
-            f"{folder} holds a sweep by version {version}, and this is {content['version']}; give this one "
-            "another folder"
-        )
 
 
 def _manifest(sweep: Sweep) -> dict[str, Any]:
@@ -258,6 +285,8 @@ def _manifest(sweep: Sweep) -> dict[str, Any]:
         "processors": os.cpu_count(),
         "seed": sweep.experiment.world.seed,
         "repeats": sweep.experiment.repeats,
+        "name": sweep.name,
+        "grid": {axis: list(values) for axis, values in sweep.grid.items()},
         "axes": list(sweep.grid),
         "schemes": sweep.experiment.schemes,
         "world": asdict(sweep.experiment.world),

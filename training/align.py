@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from common.config.command_line import add_command
 from common.config.setting import setting
@@ -81,6 +81,11 @@ the draft does not make: where it makes 91 %, 0.004 loses 2 points and 0.001 win
 class AlignOptions(LogOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
+    START: ClassVar[str] = "draft"
+    SUFFIX: ClassVar[str] = ".gguf"
+
+    draft: Path = setting(demo_pair.DRAFT_GGUF, "draft: GGUF file", "FILE")
+    temperature: float = setting(0.8, "temperature of the texts and of the training, above 0")
     target: str = setting(str(demo_pair.TARGET_DIR), "target: folder, hub id or GGUF file", "PATH")
     adapter: Path | None = setting(None, "file for the change alone, a GGUF adapter; needs --rank", "FILE")
     type: str = setting(
@@ -338,7 +343,7 @@ def _lessons(
     """Let the target write texts behind the prompts, and read them: to train on, and to measure. Its weights
     are freed afterwards. Return the milliseconds of its steps by their rows, too. Or take all from a log."""
     if options.log is not None:
-        return logged_lessons(options)
+        return logged_lessons(options, options.draft, options.temperature)
     from training.lessons import Lesson, read_lesson
     from training.trainer import matrix_products_in
 

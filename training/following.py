@@ -1,10 +1,9 @@
-"""Follows a verifier's log of texts: trains the draft on new texts, for good, and publishes what is better
-(Online Speculative Decoding, Liu et al. 2023, arXiv 2310.07177).
+"""Follows a verifier's log of texts: trains a draft or heads on new texts, for good, and publishes what is
+better (Online Speculative Decoding, Liu et al. 2023, arXiv 2310.07177).
 
-A round begins when `--texts` new texts are in the log. It trains the draft that was published last, on the
-newest texts. It publishes if the share of the target's choices that are the draft's has risen by `--margin`,
-on texts held out of every round. Another round starts from what was published, so a failed one costs time
-alone.
+A round begins when `--texts` new texts are in the log. It trains what was published last, on the newest
+texts. It publishes if the share of the target's choices that are the draft's has risen by `--margin`, on
+texts held out of every round. Another round starts from what was published, so a failed one costs time alone.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ Options = TypeVar("Options", bound=LogOptions)
 
 LOOK_EVERY = 10.0  # seconds between two looks into the log
 
-STATE, UNFINISHED = ".following.json", ".aligned-"
-"""Names in the folder, and the beginning of names, that devices do not look at."""
+STATE, UNFINISHED = ".following.json", ".unfinished-"
+"""Names in the folder, and the beginning of names, that edges and verifiers do not look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """Tells what a training came to."""
 
-    before: float  # share of choices held out, with the draft published before
+    before: float  # share of choices held out, with what was published before
     after: float
     published: Path | None  # None: the rise was below the margin
 
 
 class Follower(Generic[Options]):
-    """Trains drafts in rounds. The folder `--out` holds its state, so it goes on after a restart.
+    """Trains in rounds. The folder `--out` holds its state, so it goes on after a restart.
 
-    Args: options; align: trains a draft into a file, and returns the report of `forerun align --json`.
+    Args: options; train: trains into a file, and returns the report of `--json`.
     """
 
-    def __init__(self, options: Options, align: Callable[[Options], dict[str, Any]]) -> None:
-        self._options, self._align = options, align
+    def __init__(self, options: Options, train: Callable[[Options], dict[str, Any]]) -> None:
+        self._options, self._train = options, train
         self._reader = options.reader()
         self._until = _until(options.out / STATE)  # time of the last text that a round has seen
         self._num_refused = 0  # new texts that were too few to train on
@@ -62,12 +61,13 @@ class Follower(Generic[Options]):
         num_new = self._reader.num_since(self._until)
         if num_new < options.texts or num_new == self._num_refused:
             return None
-        place, _ = newest(str(options.out), "")
-        draft = Path(place) if place else options.draft
+        place, _ = newest(str(options.out), "", options.SUFFIX)
+        start: Path | None = Path(place) if place else getattr(options, options.START)
         until = self._reader.newest_at()
-        part = replace(options, follow=False, draft=draft, out=self._unfinished(draft))
+        begun: dict[str, Any] = {options.START: start}
+        part = replace(options, follow=False, out=self._unfinished(start), **begun)
         try:
-            report = self._align(part)
+            report = self._train(part)
         except TooFewTextsError as error:
             note(str(error))
             self._num_refused = num_new
@@ -75,28 +75,28 @@ class Follower(Generic[Options]):
         before, after = (float(report[name]["coupled"]) for name in ("before", "after"))
         published: Path | None = None
         if after - before >= options.margin and after > before:
-            published = options.out / time.strftime("aligned-%Y%m%d-%H%M%S.gguf", time.gmtime())
+            published = options.out / time.strftime(f"learnt-%Y%m%d-%H%M%S{options.SUFFIX}", time.gmtime())
             part.out.replace(published)
         self._until = until
         write_whole(options.out / STATE, json.dumps({"until": until}))
         part.out.unlink(missing_ok=True)
         return Round(before, after, published)
 
-    def _unfinished(self, draft: Path) -> Path:
+    def _unfinished(self, start: Path | None) -> Path:
         """Return the file of a round that begins. An interrupted round with the same options goes on there;
         files of other rounds are deleted."""
-        told = f"{self._options} {draft} {draft.stat().st_mtime_ns}"
-        path = self._options.out / f"{UNFINISHED}{zlib.crc32(told.encode()):08x}.gguf"
+        told = f"{self._options} {start} {start and start.stat().st_mtime_ns}"
+        path = self._options.out / f"{UNFINISHED}{zlib.crc32(told.encode()):08x}{self._options.SUFFIX}"
         for other in self._options.out.glob(f"{UNFINISHED}*"):
             if not other.name.startswith(path.name):
                 other.unlink(missing_ok=True)
         return path
 
 
-def follow(options: Options, align: Callable[[Options], dict[str, Any]]) -> int:
+def follow(options: Options, train: Callable[[Options], dict[str, Any]]) -> int:
     """Follow the log at the lowest priority until SIGTERM or SIGINT comes, and return 0."""
     os.nice(19)  # before torch starts its threads
-    follower = Follower(options, align)
+    follower = Follower(options, train)
     note(f"waiting for {options.texts} new texts in {options.log}")
     try:
         with _left_by_signals():

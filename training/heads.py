@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
@@ -13,12 +17,15 @@ from common.errors import UserError
 from common.sampling import SamplingParams
 from forerun import demo_pair
 from forerun.terminal import note, table
-from training.options import check_out, ms
-from training.target_texts import TextsOptions, divided, kept_texts, new_texts
+from training.logged_texts import LogOptions, logged_texts
+from training.options import ms
+from training.target_texts import LONGEST_PROMPT, TextsOptions, divided, kept_texts, new_texts
 
 if TYPE_CHECKING:
+    from cloud_verifier.core.engine_protocol import IntArray
     from cloud_verifier.engine.torch_engine import TorchEngine
     from training.drafter_trial import TrialReport
+    from training.head_training import LevelAccuracy
     from training.trainer import Checkpoint, Trainer
 
 DESCRIPTION = """\
@@ -29,7 +36,13 @@ Let the target write texts, every fourth greedily and the others at temperature 
 continue them as the target does. The same command goes on where an interrupted one stopped.
 
   forerun heads train --model path/to/model --prompts prompts.json --out heads.safetensors
-  forerun verify --model path/to/model --drafter heads.safetensors"""
+  forerun verify --model path/to/model --drafter heads.safetensors
+
+In place of texts behind prompts, --log takes those that a verifier kept. --follow goes on for good, at the
+lowest priority, and a verifier tries what it publishes.
+
+  forerun heads train --model path/to/model --log texts --follow --out folder
+  forerun verify --model path/to/model --training-log texts --drafter heads:folder"""
 
 CHECK = """\
 Let the target write texts, and the drafter guess before each token. Report how often the guesses are right,
@@ -63,20 +76,25 @@ class HeadsOptions(TextsOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(HeadsOptions):
+class TrainOptions(HeadsOptions, LogOptions):
     """Declares a training. Raises `UserError` before the slow loading."""
 
-    out: Path = setting(REQUIRED, "file for the heads, safetensors", "FILE")
+    START: ClassVar[str] = "heads"
+    SUFFIX: ClassVar[str] = ".safetensors"
+
+    heads: Path | None = setting(
+        None, "heads to train further, of their own kind and depth (default: new ones)", "FILE"
+    )
     kind: str = setting("recurrent", "kind of heads", choices=("recurrent", "medusa", "exit", "pass"))
     depth: int = setting(
         6, "levels of guesses that they are trained for, exits (exit), or rows below a tip (pass)", "N", low=1
     )
-    texts: int = setting(960, "texts that the target writes", "N", low=HELD_OUT_EVERY)
+    texts: int = setting(960, "texts that the target writes, or the newest of --log", "N", low=HELD_OUT_EVERY)
     steps: int = setting(1200, "updates of the heads' weights", "N", low=1)
     seed: int = setting(0, "seed of the texts and of their order", "N")
 
     def __post_init__(self) -> None:
-        check_out(self.out)
+        self.check_log()
 
     def sampling_of(self, group: int) -> SamplingParams:
         """Return the sampling of a group of texts."""
@@ -107,35 +125,74 @@ def add_parser(commands: Any) -> None:
 
 
 def _train(options: TrainOptions) -> int:
+    if options.follow:
+        from training.following import follow
+
+        return follow(options, trained)
+    report = trained(options)
+    print(json.dumps(report) if options.json else _trained(report))
+    return 0
+
+
+def trained(options: TrainOptions) -> dict[str, Any]:
+    """Train heads, and write them. Return the report. Raises `UserError`."""
     engine = _engine(options)
     import torch
 
-    from schemes.drafters.heads import KINDS, HeadsLabel, save_heads
-    from training.head_training import RATES, accuracy, digest, head_losses, read_texts
+    from common.vocabulary import Vocabulary
+    from schemes.drafters.heads import KINDS, HeadsLabel, read_heads, save_heads
+    from training.head_training import RATES, accuracy, digest, head_losses, num_trained, read_texts
     from training.trainer import Checkpoint, Trainer
 
-    target, prompts = engine.model, options.tokenized(engine.info, engine.model.tokenize)
-    label = HeadsLabel.of(options.kind, options.depth, target, engine.info.fingerprint)
-    told = {**asdict(label), "steps": options.steps, "seed": options.seed}
-    told |= {"texts": options.texts, "max_tokens": options.max_tokens, "data": digest(target, prompts)}
-    checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
-    texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
-    others, held_out = divided(list(read_texts(target, texts)), len(prompts), HELD_OUT_EVERY)
+    target = engine.model
     torch.manual_seed(options.seed)
     target.module.requires_grad_(False)
-    heads = KINDS[options.kind](target, options.depth).requires_grad_(True)
-    losses, lengths = head_losses(heads, target, others), [len(text.tokens) for text in others]
+    if options.heads is None:
+        heads = KINDS[options.kind](target, options.depth)
+    else:
+        heads = read_heads(options.heads, target, Vocabulary(target.token_table()))
+    prompts = options.tokenized(engine.info, target.tokenize) if options.log is None else []
+    told = {**asdict(options), "json": False, "threads": 0, "data": digest(target, prompts)}
+    checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
+    taught, held_out = (
+        list(read_texts(target, part)) for part in _texts(options, engine, prompts, checkpoint)
+    )
+    before = accuracy(heads, target, held_out, WARM)
+    losses, lengths = (
+        head_losses(heads.requires_grad_(True), target, taught),
+        [len(text.tokens) for text in taught],
+    )
     trainer = Trainer(dict(heads.named_parameters()), losses, lengths, options.steps, RATES, options.seed)
     if checkpoint.state:
         trainer.restore(checkpoint.state)
         note(f"going on after {trainer.done} of {options.steps} updates")
     _run_steps(trainer, checkpoint)
+    label = HeadsLabel.of(heads.kind, num_trained(heads), target, engine.info.fingerprint)
     save_heads(heads, label, options.out)
-    checkpoint.path.unlink()
-    levels = [asdict(each) for each in accuracy(heads, target, held_out, WARM)]
-    report = {"out": str(options.out), "held_out_texts": len(held_out), "levels": levels}
-    print(json.dumps(report) if options.json else _trained(report))
-    return 0
+    checkpoint.path.unlink(missing_ok=True)
+    after = accuracy(heads, target, held_out, WARM)
+    report = {"out": str(options.out), "held_out_texts": len(held_out)}
+    report |= {"before": _mean(before), "after": _mean(after), "levels": [asdict(level) for level in after]}
+    return report
+
+
+def _texts(
+    options: TrainOptions, engine: TorchEngine, prompts: Sequence[Sequence[int]], checkpoint: Checkpoint
+) -> tuple[list[IntArray], list[IntArray]]:
+    """Return texts of the target or of a log, to train on and to measure."""
+    if options.log is None:
+        texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
+        return divided(texts, len(prompts), HELD_OUT_EVERY)
+    taught, held_out = (
+        [np.append(text.prompt[-LONGEST_PROMPT:], text.tokens[: options.max_tokens]) for text in part]
+        for part in logged_texts(options, engine.info.fingerprint, options.model)
+    )
+    return taught, held_out
+
+
+def _mean(levels: Sequence[LevelAccuracy]) -> dict[str, float]:
+    """Return the mean over the levels."""
+    return {name: fmean(asdict(level)[name] for level in levels) for name in ("plain", "coupled")}
 
 
 def _run_steps(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -155,7 +212,10 @@ def _trained(report: dict[str, Any]) -> str:
         for level, each in enumerate(report["levels"], 1)
     ]
     shown = table(("level", "greedy", f"temperature {WARM:g}"), rows)
-    title = f"{report['out']}: right on {report['held_out_texts']} other texts, where the path above is"
+    means = " and ".join(f"{report[when]['coupled']:.1%} {when}" for when in ("before", "after"))
+    title = (
+        f"{report['out']}: right on {report['held_out_texts']} other texts, where the path above is; {means}"
+    )
     return "\n".join([title, *shown])
 
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
-from forerun import demo_pair
 from forerun.terminal import note
 from schemes.training_log.records import LoggedText, LogKey, LogReader
 from training.options import check_out
@@ -38,22 +37,23 @@ class TooFewTextsError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions(TextsOptions):
-    """Declares a draft to train, and a log of texts, which may stand in for a target and prompts."""
+    """Declares a training, and a log of texts, which may stand in for prompts. The option `START` names the
+    file to begin with."""
 
-    draft: Path = setting(demo_pair.DRAFT_GGUF, "draft: GGUF file", "FILE")
-    out: Path = setting(REQUIRED, "file for the aligned draft, GGUF", "FILE")
+    START: ClassVar[str]
+    SUFFIX: ClassVar[str]
+
+    out: Path = setting(REQUIRED, "file for the result, or with --follow a folder", "PATH")
     texts: int = setting(256, "texts that the target writes, or the newest of --log", "N", low=HELD_OUT_EVERY)
-    temperature: float = setting(0.8, "temperature of the texts and of the training, above 0")
-
     log: Path | None = setting(
-        None, "verifier's --training-log, or a tenant's part of it, in place of target and prompts", "FOLDER"
+        None, "verifier's --training-log, or a tenant's part of it, whose texts to take", "FOLDER"
     )
     log_key: Path | None = setting(None, "key of an encrypted log", "FILE")
     follow: bool = setting(
         False, "train whenever --texts new ones are in the log, for good, into the folder --out"
     )
     margin: float = setting(
-        0.01, "rise of the share of choices held out for which --follow publishes a draft", "SHARE", low=0
+        0.01, "rise of the share of choices held out for which --follow publishes", "SHARE", low=0
     )
 
     def check_log(self) -> None:
@@ -67,7 +67,9 @@ class LogOptions(TextsOptions):
         if not self.follow:
             check_out(self.out)
         elif not self.out.is_dir():
-            raise UserError(f"--out is {self.out}; with --follow it is the folder where drafts are published")
+            raise UserError(
+                f"--out is {self.out}; with --follow it is the folder where results are published"
+            )
 
     def reader(self) -> LogReader:
         """Return the log's reader. Raises `UserError`."""
@@ -75,21 +77,35 @@ class LogOptions(TextsOptions):
         return LogReader(self.log, None if self.log_key is None else LogKey(self.log_key))
 
 
-def logged_lessons(options: LogOptions) -> tuple[list[Lesson], list[Lesson], dict[int, float]]:
-    """Return lessons of the newest texts, to train on and to measure, and the milliseconds of the target's
-    steps by their rows. Raises `UserError` if no text has the draft's tokens."""
+def logged_lessons(
+    options: LogOptions, draft: Path, temperature: float
+) -> tuple[list[Lesson], list[Lesson], dict[int, float]]:
+    """Return what the newest texts teach a draft at a temperature, to train on and to measure, and the
+    milliseconds of the target's steps by their rows. Raises `UserError` as `logged_texts`."""
     from common.llama.model import LlamaModel, LlamaSettings
     from common.vocabulary import Vocabulary
 
-    with LlamaModel(LlamaSettings(str(options.draft)), weights=False) as words:
+    with LlamaModel(LlamaSettings(str(draft)), weights=False) as words:
         fingerprint, begin = Vocabulary(words.token_table()).fingerprint, words.begin_ids
+    parts = logged_texts(options, fingerprint, str(draft))
+    taught, held_out = (
+        [_lesson(text, begin, options.max_tokens, temperature) for text in part] for part in parts
+    )
+    return taught, held_out, {1: median(text.step_time for part in parts for text in part) * 1e3}
+
+
+def logged_texts(
+    options: LogOptions, fingerprint: bytes, model: str
+) -> tuple[list[LoggedText], list[LoggedText]]:
+    """Return the newest texts of one target, to train on and to measure. Raises `UserError` if none is of the
+    vocabulary with this fingerprint, which `model` has."""
     reader = options.reader()
     texts, _ = reader.newest(options.texts)
     fitting = [text for text in texts if text.fingerprint == fingerprint]
     if texts and not fitting:
         raise UserError(
-            f"the texts in {options.log} are of {texts[-1].model}, and {options.draft} has other "
-            "tokens; give a draft of that vocabulary"
+            f"the texts in {options.log} are of {texts[-1].model}, and {model} has other tokens; give a "
+            "model of that vocabulary"
         )
     kept = [text for text in fitting if text.model == fitting[-1].model]
     for number, what in (
@@ -99,14 +115,13 @@ def logged_lessons(options: LogOptions) -> tuple[list[Lesson], list[Lesson], dic
     ):
         if number:
             note(f"{number} {what} in {options.log} are left out")
-    lessons = [_lesson(text, begin, options.max_tokens, options.temperature) for text in kept]
-    held_out = [lesson for lesson, text in zip(lessons, kept, strict=True) if is_held_out(text)]
-    taught = [lesson for lesson, text in zip(lessons, kept, strict=True) if not is_held_out(text)]
+    held_out = [text for text in kept if is_held_out(text)]
+    taught = [text for text in kept if not is_held_out(text)]
     if not taught or not held_out:
         raise TooFewTextsError(
             f"{options.log} has {len(taught)} texts to train on and {len(held_out)} to measure; wait for more"
         )
-    return taught, held_out, {1: median(text.step_time for text in kept) * 1e3}
+    return taught, held_out
 
 
 def is_held_out(text: LoggedText) -> bool:

@@ -20,9 +20,10 @@ stop() {
 # out, AMX among them, whose code GCC 12 gets wrong (deploy/README.md). What is left on x86-64 is AVX2, FMA, F16C and
 # BMI2 (x86-64-v3). ARM_ARCH has dot products: every 64-bit ARM core since the Cortex-A76; armv8-a for older ones.
 # Without OpenMP llama.cpp brings its own threads, and the image needs no libgomp. LLAVA_BUILD is pictures and
-# sound, a quarter of what there is to compile, which nothing here reads.
+# sound, a quarter of what there is to compile, which nothing here reads; the file turns another quarter off.
 cmake_arguments() {
 	local arguments="-DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"
+	arguments+=" -DCMAKE_PROJECT_llama_cpp_INCLUDE=$root/constraints/llama_cpp.cmake"
 	if [[ $(uname -m) == aarch64 ]]; then
 		arguments+=" -DGGML_CPU_ARM_ARCH=${ARM_ARCH:-armv8.2-a+dotprod}"
 	fi

@@ -13,6 +13,10 @@ from __future__ import annotations
 import math
 from enum import Enum
 from itertools import product
+from pathlib import Path
+from typing import Any
+
+from common.llama.load_trial import KeptTable, mark_of
 
 SHARE = 0.1
 """Share of the texts that have the newer draft."""
@@ -84,6 +88,33 @@ class Canary:
         """Return the mean acceptance with the draft in force and with the newer; 0 without texts."""
         before, new = (total / max(1, count) for total, count in zip(self.sums, self.num_texts, strict=True))
         return before, new
+
+
+class Verdicts:
+    """Keeps which files stayed and which were rolled back. A changed file has no verdict.
+
+    Args: table; about: what else a verdict depends on, by name.
+    """
+
+    def __init__(self, table: KeptTable, **about: str) -> None:
+        self._table, self._about = table, about
+
+    def keep(self, path: str, verdict: Verdict) -> None:
+        """Make this verdict the newest. Raises `UserError` if the file is gone."""
+        self._table.keep(path, self._entry(path, verdict), f"{path} is tried again after a restart")
+
+    def of(self, path: str) -> Verdict | None:
+        """Return the verdict on a file, if there is one. Raises `UserError` if the file is gone."""
+        entry = self._table.load().get(path)
+        return next((verdict for verdict in Verdict if entry == self._entry(path, verdict)), None)
+
+    def last_kept(self) -> str:
+        """Return the file that was kept last; empty if there is none or it has changed."""
+        paths = [path for path in reversed(self._table.load()) if Path(path).is_file()]
+        return next((path for path in paths if self.of(path) is Verdict.KEPT), "")
+
+    def _entry(self, path: str, verdict: Verdict) -> dict[str, Any]:
+        return mark_of(Path(path)) | {"verdict": verdict.value} | self._about
 
 
 def _mean_clipped(above: list[float], below: list[float], plus: float = 0.0) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 from common.errors import ForerunError, UserError
 from common.llama.files import find_model, is_remote
 from common.llama.load_trial import KeptTable, mark_of
-from edge_client.draft.canary import Canary, Verdict
+from edge_client.draft.canary import Canary, Verdict, Verdicts
 from edge_client.draft.shared_model import SharedDraftModel
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,8 @@ class UpdatedDraft:
         self.models = [configured]  # all that were in force or tried
         self.wanted = ""  # NAME or NAME#SHA256 of a file in the place; empty: the newest
         self.last = ""  # the end of the last trial, in words
-        self._place, self._verdicts, self._chance = place, verdicts or KeptTable(None), chance
+        self._place, self._chance = place, chance
+        self._verdicts = Verdicts(verdicts or KeptTable(None), place=place, instead_of=configured.path)
         self._newer: SharedDraftModel | None = None  # on trial
         self._canary = Canary()
         self._seen: tuple[str, object] | None = None  # file and mark that were looked at last
@@ -78,7 +79,7 @@ class UpdatedDraft:
             self._newer = None
             before, new = self._canary.means
             self._tell(f"{newer.file} was {verdict.value}: acceptance {new:.3f}, and {before:.3f} before")
-            asyncio.get_running_loop().run_in_executor(None, self._keep, newer.file, verdict)
+            asyncio.get_running_loop().run_in_executor(None, self._verdicts.keep, newer.file, verdict)
             if verdict is Verdict.KEPT:
                 self._use(newer)
             else:
@@ -120,7 +121,7 @@ class UpdatedDraft:
             await model.close()
 
     async def _run(self) -> None:
-        if path := await asyncio.to_thread(self._kept_before):
+        if path := await asyncio.to_thread(self._verdicts.last_kept):
             await self._look_at(path, canary=False)
         while True:
             await self._look()
@@ -169,9 +170,8 @@ class UpdatedDraft:
     def _made(self, path: str, sha256: str) -> SharedDraftModel | None:
         """Return a model that has passed its trial; None if it was rolled back before, or is in force. Raise
         `ForerunError` or `OSError`."""
-        known = self._verdicts.load().get(path)
-        is_kept = path == self.current.file and known == self._entry(path, Verdict.KEPT)
-        if is_kept or known == self._entry(path, Verdict.WORSE):
+        known = self._verdicts.of(path)
+        if known is Verdict.WORSE or (known is Verdict.KEPT and path == self.current.file):
             return None
         find_model(path, sha256)
         with open(path, "rb") as file:
@@ -187,33 +187,18 @@ class UpdatedDraft:
         self.last = words
         logger.warning("! %s", words)
 
-    # --- verdicts ---------------------------------------------------------------------------------------
 
-    def _keep(self, path: str, verdict: Verdict) -> None:
-        self._verdicts.keep(path, self._entry(path, verdict), "a draft is tried again after a restart")
-
-    def _entry(self, path: str, verdict: Verdict) -> dict[str, Any]:
-        about = {"verdict": verdict.value, "place": self._place, "instead_of": self._configured.path}
-        return mark_of(Path(path)) | about
-
-    def _kept_before(self) -> str:
-        """Return the file that an earlier run kept last; empty if there is none or it has changed."""
-        for path, entry in reversed(self._verdicts.load().items()):
-            if Path(path).is_file() and entry == self._entry(path, Verdict.KEPT):
-                return path
-        return ""
-
-
-def newest(place: str, wanted: str) -> tuple[str, object]:
+def newest(place: str, wanted: str, suffix: str = ".gguf") -> tuple[str, object]:
     """Return the file that a place offers, with a mark of its content; ("", None) if there is none.
 
-    `wanted` is NAME or NAME#SHA256; empty: the newest *.gguf of a folder. Raise `ForerunError` for a missing
-    one.
+    `wanted` is NAME or NAME#SHA256; empty: the newest file with the suffix in a folder. Raise `ForerunError`
+    for a missing one.
     """
     name = wanted.partition("#")[0]
     if is_remote(place):
         return (find_model(f"{place.rstrip('/')}/{name}"), wanted) if name else ("", None)
-    files = [Path(place).expanduser() / name] if name else list(Path(place).expanduser().glob("[!.]*.gguf"))
+    folder = Path(place).expanduser()
+    files = [folder / name] if name else list(folder.glob(f"[!.]*{suffix}"))
     try:
         path = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
         return (str(path.absolute()), (wanted, mark_of(path))) if path else ("", None)

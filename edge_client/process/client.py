@@ -56,7 +56,7 @@ def connect(path: Path) -> LocalClient:
     """Return a client of the daemon in the run file `path`. Raise `UnavailableError` if none runs."""
     record = daemon_file.read(path)
     if record is None:
-        raise UnavailableError("no edge daemon is running; start one with: forerun edge")
+        raise UnavailableError(f"no edge daemon is running; {daemon_file.HOW_TO_START}")
     return client_of(record)
 
 

@@ -24,6 +24,9 @@ PROC = Path("/proc/self")
 PS = "/bin/ps"
 LONGEST_PS = 5.0  # seconds
 
+HOW_TO_START = "start one with: forerun edge --draft FILE (forerun models lists what fits)"
+"""Said wherever a command finds no daemon."""
+
 
 @dataclass(frozen=True, slots=True)
 class DaemonRecord:

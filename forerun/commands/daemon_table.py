@@ -48,9 +48,12 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 def flat(value: Any) -> str:
-    """Format a value on one line, names before values, without empty values."""
+    """Format a value on one line, names before values, without empty values. Round fractions."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {flat(each)}" for name, each in value.items() if each not in EMPTY)
+        parts = {name.replace("_", " "): flat(each) for name, each in value.items() if each not in EMPTY}
+        return ", ".join(f"{name} {each}" for name, each in parts.items())
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}".removesuffix(".0")
     if isinstance(value, list) and any(isinstance(each, dict) for each in value):
         return "; ".join(map(flat, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -86,7 +89,39 @@ def _joined(parts: Sequence[str]) -> str:
     return ", ".join(filter(None, parts))
 
 
-WORDS: dict[str, Callable[[Json], str]] = {"verifiers": _verifier, "draft": _draft}
+def _texts(told: Json) -> str:
+    """Count the texts: under way, waiting, and ended by reason."""
+    parts = [f"{told.get('running', 0)} under way", f"{told.get('waiting', 0)} waiting"]
+    if refused := told.get("refused"):
+        parts.append(f"{refused} refused, as the queue was full")
+    if ended := told.get("ended"):
+        parts.append(f"{sum(ended.values()):.0f} ended ({flat(ended)})")
+    return f"texts: {_joined(parts)}"
+
+
+def _totals(told: Json) -> str:
+    """Say what ended texts took, and how much of them the device guessed."""
+    tokens, guessed, alone = (number_in(told, name) for name in ("tokens", "accepted", "device_tokens"))
+    if not tokens:
+        return "written: no tokens yet"
+    parts = [f"{tokens:.0f} tokens in {number_in(told, 'elapsed_ms') / 1e3:.1f} s"]
+    parts.append(f"this device guessed {guessed / tokens:.0%} of them")
+    if alone:
+        parts.append(f"{alone:.0f} by the draft model alone")
+    parts.append(f"{number_in(told, 'target_steps'):.0f} target steps")
+    sent, received = (number_in(told, f"bytes_{way}") / 1e3 for way in ("up", "down"))
+    parts.append(f"{sent:.1f} kB sent, {received:.1f} kB received")
+    if resumes := number_in(told, "resumes"):
+        parts.append(f"{resumes:.0f} reconnects")
+    return f"written: {_joined(parts)}"
+
+
+WORDS: dict[str, Callable[[Json], str]] = {
+    "verifiers": _verifier,
+    "draft": _draft,
+    "texts": _texts,
+    "totals": _totals,
+}
 
 
 def duration(seconds: float) -> str:
@@ -160,14 +195,18 @@ NAMES = ("ID", "CLIENT", "MODE", "VERIFIER")
 
 
 def screen(now: DaemonLook, before: DaemonLook | None = None) -> list[str]:
-    """Return the daemon's status, the number of its texts, then a line a text, the fastest first."""
+    """Return the daemon's status, then a line a text, the fastest first."""
     pace = paces(now, before)
     texts = sorted(
         ((pace[str(each["id"])], each) for each in now.texts), key=lambda row: (-row[0], str(row[1]["id"]))
     )
     cells = ([cell(each, rate) for cell in COLUMNS.values()] for rate, each in texts)
-    count = f"texts: {len(now.texts)} under way, {now.waiting} waiting"
-    return [*status_lines(now.status), count, "", *terminal.table(COLUMNS, cells, NAMES, WIDEST)]
+    counts = {**now.status.get("texts", {}), "running": len(now.texts), "waiting": now.waiting}
+    return [
+        *status_lines({**now.status, "texts": counts}),
+        "",
+        *terminal.table(COLUMNS, cells, NAMES, WIDEST),
+    ]
 
 
 def _known(each: Json, name: str, digits: int) -> str:

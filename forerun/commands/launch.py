@@ -192,7 +192,7 @@ def _run(options: LaunchOptions, arguments: Sequence[str]) -> int:
     """Become the agent, or print how. Raise `ForerunError`."""
     record = daemon_file.read(options.paths.daemon)
     if record is None:
-        raise UnavailableError("no edge daemon is running; start one with: forerun edge")
+        raise UnavailableError(f"no edge daemon is running; {daemon_file.HOW_TO_START}")
     agent, program = AGENTS[options.agent], shutil.which(options.agent)
     if program is None and not options.shown:
         raise UserError(f"{options.agent} is not installed; install it with: {agent.install}")

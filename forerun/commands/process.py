@@ -104,9 +104,10 @@ def _page(record: DaemonRecord) -> str:
 
 def _in_words(state: dict[str, Any]) -> str:
     if state["status"] == "stopped":
-        return "not running"
+        return f"not running; {daemon_file.HOW_TO_START}"
     if state["status"] == "stale":
-        return f"not running; process {state['pid']} ended without saying so (its log may show why)"
+        ended = f"process {state['pid']} ended without saying so (its log may show why)"
+        return f"not running; {ended}; {daemon_file.HOW_TO_START}"
     line = f"running as process {state['pid']} at {state['listen']} for {duration(state['uptime'])}"
     if state["token_file"]:
         line += f"\nprograms send the token in {state['token_file']}"

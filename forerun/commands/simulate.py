@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
+from forerun.commands.daemon_table import duration
 from forerun.options import JsonOption, WorkersOption, write_out
 from forerun.terminal import Painter, ProgressBar, note, table
 from schemes.claims import command as published
@@ -38,6 +40,7 @@ from simulator.sweep import (
     RESULTS,
     Sweep,
     SweepProgress,
+    caption_of,
     grids,
     read_results,
     rows_at,
@@ -145,15 +148,19 @@ def add_link(commands: Any) -> None:
 
 
 def _run(options: RunOptions) -> int:
-    experiment = options.experiment
+    experiment, began = options.experiment, time.monotonic()
     with ProgressBar(sys.stderr) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.show(done, total, f"{done} of {total} runs")
             if done % max(1, total // 20) == 0 or done == total:
-                bar.note(f"{done} of {total} runs")
+                left = (time.monotonic() - began) / done * (total - done)
+                bar.note(f"{done} of {total} runs, {duration(left)} left")
 
-        outcomes = run_experiment(experiment, options.workers, progress)
+        def early(outcomes: Sequence[SchemeOutcome]) -> None:
+            bar.show_above(report_lines(replace(experiment, repeats=len(outcomes[0].paces)), outcomes))
+
+        outcomes = run_experiment(experiment, options.workers, progress, None if options.json else early)
     if options.json:
         print(json.dumps(report_json(options.world, experiment, outcomes), indent=2))
     else:
@@ -162,7 +169,7 @@ def _run(options: RunOptions) -> int:
 
 
 def _sweep(options: SweepOptions) -> int:
-    sweep = Sweep(options.experiment, grids(options.axis))
+    sweep = Sweep(options.experiment, grids(options.axis), options.world.name)
     table = _run_sweep(sweep, options.out, options.workers)
     print(f"all {len(sweep.cells())} points of the grid are in {table}")
     return 0
@@ -203,11 +210,17 @@ def _replay(options: ReplayOptions) -> int:
 
 def print_table(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> None:
     """Print the figures of each scheme as a table."""
-    print(Painter(sys.stdout).bold(heading(experiment)))
-    print("\n".join(table(TITLES, table_rows(outcomes), left=("scheme",))))
-    print("± is the standard error over seeds; steps, rows, drafted and bytes are per committed token")
+    head, *lines = report_lines(experiment, outcomes)
+    print(Painter(sys.stdout).bold(head), *lines, sep="\n")
+
+
+def report_lines(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> list[str]:
+    """Return a line about the world, the figures of each scheme as a table, and what they mean."""
+    lines = [heading(experiment), *table(TITLES, table_rows(outcomes), left=("scheme",))]
+    lines.append("± is the standard error over seeds; steps, rows, drafted and bytes are per committed token")
     if not all(outcome.figures.identical for outcome in outcomes):
-        print("* writes another text than the target")
+        lines.append("* writes another text than the target")
+    return lines
 
 
 # advise -----------------------------------------------------------------------------------------------------
@@ -273,10 +286,12 @@ Draw the results of a sweep. The kinds:
 
 Axes of the sweep that a kind does not use become panels; --at selects values of an axis."""
 
-PICTURES: dict[str, Callable[[list[Row], PlotOptions], None]] = {
-    "pace": lambda rows, options: plot_pace(rows, options.out, options.x),
-    "speedup": lambda rows, options: plot_speedup(rows, options.out, options.scheme, options.x),
-    "capacity": lambda rows, options: plot_capacity(rows, options.out),
+PICTURES: dict[str, Callable[[list[Row], PlotOptions, str], None]] = {
+    "pace": lambda rows, options, caption: plot_pace(rows, options.out, options.x, caption),
+    "speedup": lambda rows, options, caption: plot_speedup(
+        rows, options.out, options.scheme, options.x, caption
+    ),
+    "capacity": lambda rows, options, caption: plot_capacity(rows, options.out, caption),
 }
 
 
@@ -293,6 +308,7 @@ class PlotOptions:
 
 
 def _plot(options: PlotOptions) -> int:
-    PICTURES[options.kind](rows_at(read_results(options.folder), options.at), options)
-    print(f"drawn: {options.out}")
+    rows, caption = read_results(options.folder), caption_of(options.folder)
+    PICTURES[options.kind](rows_at(rows, options.at), options, caption)
+    print(f"drawn: {options.out}" + (f" ({caption})" if caption else ""))
     return 0

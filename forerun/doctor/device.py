@@ -161,7 +161,7 @@ def check_daemon(api: ApiSection, paths: EdgePaths) -> Finding:
         _check_address(api.listen)
     except UserError as error:
         return fail("daemon", f"it does not run, and {error}", SAYS_IT)
-    return ok("daemon", f"it does not run; {api.listen} is free (start it with: forerun edge)")
+    return ok("daemon", f"it does not run, and {api.listen} is free; {daemon_file.HOW_TO_START}")
 
 
 def _check_address(listen: str) -> None:

@@ -189,10 +189,11 @@ def print_table(options: DemoOptions, comparison: SchemeComparison) -> None:
         [label, *(_cell(getattr(comparison.schemes[name], key)) for name in columns)] for label, key in ROWS
     )
     print(f"\n{painter.bold(_headline(options))}", *table(titles, rows, left=("",)), sep="\n")
-    print("\nms per token over Forerun's, for the same text:")
-    for name, title in zip(columns, titles[1:], strict=True):
+    print()
+    for name, title in zip(reversed(columns), titles[:0:-1], strict=True):
         if name != FORERUN:
-            print(f"  {title}: {painter.bold(f'{comparison.speedup(name):.2f}')}")
+            words = f"{comparison.speedup(name):.1f} times as fast as {title}"
+            print(painter.bold(words) if name == SERVER_STREAMING else words)
 
 
 def _headline(options: DemoOptions) -> str:

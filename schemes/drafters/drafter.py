@@ -10,6 +10,7 @@ Guessed nodes lie in slots of their own, behind the target's, until the guess is
 
 from __future__ import annotations
 
+import copy
 import heapq
 import logging
 import math
@@ -151,9 +152,16 @@ class Drafter:
         self._ends = frozenset(info.eos_token_ids)
         self._num_slots = info.num_slots
         self._limits = StepLimits(info.vocab_size, info.max_positions, info.num_slots + SCRATCH)
-        self._tokens = np.zeros(info.num_slots, np.int32)  # by slot, as the target read them
+        self.tokens = np.zeros(info.num_slots, np.int32)  # by slot, as the target read them
         self._valid: NDArray[np.bool_] = np.zeros(info.num_slots, np.bool_)  # by slot
         self._num_read = 0  # rows that this guess has read
+
+    def sibling(self, model: DraftModel, kv: KVStore) -> Drafter:
+        """Return a drafter of another model of the same kind beside the same engine, with KV of its own if it
+        has any."""
+        other = copy.copy(self)  # the tokens are common
+        other.model, other.kv, other._valid = model, kv, np.zeros_like(self._valid)
+        return other
 
     @property
     def slot_bytes(self) -> int:
@@ -164,7 +172,7 @@ class Drafter:
 
     def note(self, step: PackedStep) -> None:
         """Note that the target writes these rows."""
-        self._tokens[step.slots] = step.tokens
+        self.tokens[step.slots] = step.tokens
         self._valid[step.slots] = False
 
     @torch.inference_mode()
@@ -235,7 +243,7 @@ class Drafter:
             slots = np.append(span.slots, tip_slots).astype(np.int32)
             if not len(slots):
                 continue
-            tokens = self._tokens[span.slots]
+            tokens = self.tokens[span.slots]
             outputs = range(len(tokens), len(tokens) + (1 if tip_slots else 0))
             tokens = np.append(tokens, [text.item.tip] * len(tip_slots)).astype(np.int32)
             items.append(_chain(text.slots[: span.first], tokens, slots, outputs))

@@ -26,6 +26,7 @@ from cloud_verifier.engine.model.transformers_adapter import ATTENTION, TargetMo
 from common.errors import UserError
 from common.vocabulary import Vocabulary
 from schemes.drafters.drafter import MOST_LEVELS, Drafted, DraftModel, DraftRows
+from schemes.drafters.newer_heads import NewerHeads
 from schemes.drafters.other_layers import stand_in, with_layers, without_layers
 
 FORMAT = "forerun heads 1"
@@ -40,11 +41,7 @@ MAX_DEPTH = 64
 
 def keep_features(target: TargetModel) -> None:
     """Keep the target's last hidden state of each row at its slot, from now on."""
-
-    def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        write_features(output[0][0])
-
-    target.decoder.register_forward_hook(keep)
+    target.decoder.register_forward_hook(lambda _module, _inputs, output: write_features(output[0][0]))
 
 
 def write_features(features: Tensor) -> None:
@@ -388,9 +385,22 @@ def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
     partial.replace(path)
 
 
-def load_heads(source: str | Path, target: TargetModel, vocabulary: Vocabulary) -> Heads:
-    """Load heads of `forerun heads train` for this target. Raises `UserError` if they are of another one."""
-    path = Path(source).expanduser()
+def load_heads(source: str, target: TargetModel, vocabulary: Vocabulary) -> Heads | NewerHeads:
+    """Load heads of `forerun heads train` from FILE or heads:FILE, or from heads:FOLDER the newest, and all
+    that follow there. Raises `UserError` as `read_heads`, and for a folder without heads."""
+    place = Path(source.removeprefix("heads:")).expanduser()
+    served: Heads | NewerHeads
+    if place.is_dir():
+        served = NewerHeads(place, lambda path: read_heads(path, target, vocabulary))
+    else:
+        served = read_heads(place, target, vocabulary)
+    if served.first_position:
+        keep_features(target)
+    return served
+
+
+def read_heads(path: Path, target: TargetModel, vocabulary: Vocabulary) -> Heads:
+    """Read a file of heads. Raises `UserError` if they are of another target, or cannot be used."""
     try:
         with safe_open(path, "pt") as file:
             label = _label(path, file.metadata() or {})
@@ -405,12 +415,10 @@ def load_heads(source: str | Path, target: TargetModel, vocabulary: Vocabulary) 
                 f"'{target.name}' is {ours}; train heads with `forerun heads train --model {target.name}`"
             )
     heads = KINDS[label.kind](target, label.depth)
-    if heads.first_position:
-        keep_features(target)
     wrong = [
         name
         for name, own in heads.state_dict().items()
-        if name not in weights or weights[name].shape != own.shape
+        if name not in weights or weights[name].shape != own.shape or not weights[name].isfinite().all()
     ]
     if wrong or len(weights) != len(heads.state_dict()):
         raise UserError(
@@ -426,7 +434,7 @@ def load_exits(source: str, target: TargetModel, vocabulary: Vocabulary) -> Exit
     another threshold."""
     _, gamma, path = (*source.split(":", 2), "", "")[:3]
     is_chance = gamma.replace(".", "", 1).isdecimal() and 0.0 < float(gamma) <= 1.0
-    heads = load_heads(path, target, vocabulary) if is_chance and path else None
+    heads = read_heads(Path(path).expanduser(), target, vocabulary) if is_chance and path else None
     if not isinstance(heads, ExitHeads):
         raise UserError(
             f"--drafter is {source!r}; it must be exits:GAMMA:FILE with a chance GAMMA up to 1 and a file "

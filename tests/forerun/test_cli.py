@@ -47,6 +47,9 @@ ROOT = Path(__file__).parents[2]
         (["edge", "--max-model-len", "9"], "--context"),
         (["serve", "--max-model-len", "9"], "--slots"),
         (["run"], "chat"),
+        (["start"], "edge"),
+        (["stop"], "edge stop"),
+        (["logs"], "edge logs"),
     ],
 )
 def test_a_mistyped_word_is_met_with_the_one_that_was_meant(

@@ -96,13 +96,25 @@ def test_a_terminal_sees_how_far_the_work_is_and_nothing_stays() -> None:
     assert out.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
 
 
+def test_a_table_above_the_bar_replaces_the_last_one_and_does_not_stay() -> None:
+    out = FakeTerminal()
+    with ProgressBar(out) as bar:
+        bar.show_above(["pace 10"])
+        bar.show_above(["pace 12"])
+        bar.show(2, 4)
+    shown = out.getvalue()
+    assert shown.index("pace 10") < shown.index("pace 12") < shown.index("50%")
+    assert shown.rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
+
+
 @pytest.mark.parametrize(("out", "term"), [(io.StringIO(), "xterm"), (FakeTerminal(), "dumb")])
 def test_elsewhere_lines_are_whole(out: io.StringIO, term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     with ProgressBar(out) as bar:
         bar.show(1, 2, "half")
         bar.note("1 of 2")
-    assert out.getvalue() == "… 1 of 2\n"
+        bar.show_above(["pace", "10"])
+    assert out.getvalue() == "… 1 of 2\npace\n10\n"
 
 
 def test_colours_are_for_terminals_without_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

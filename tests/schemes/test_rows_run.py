@@ -222,7 +222,7 @@ class Commands:
                 assert main(["record", "--out", recorded, "--max-tokens", "16", "--ignore-eos"]) == 0
                 assert main(["fit", recorded]) == 0
             case "heads" if words[1] == "train":
-                assert main([*self.completed(words), *SMALL["heads"], "--steps", "2", "--depth", "2"]) == 0
+                assert main([*self.logged(words), *SMALL["heads"], "--steps", "2", "--depth", "2"]) == 0
             case "heads":
                 own = ("--prompts", str(self.folder / "prompts.json"), "--max-tokens", "16", "--threads", "1")
                 assert main([*self.completed(words), *own]) == 0
@@ -249,6 +249,14 @@ class Commands:
                 found.append(word[:-1] + out if word == "O" or word.endswith(":O") else word)
         if "--tokens" in found and not (self.folder / "target.gguf").exists():
             write_target(self.folder / "target.gguf")
+        return found
+
+    def logged(self, words: Sequence[str]) -> list[str]:
+        """Return the completed words, with a log of texts if they name one."""
+        found = self.completed(words)
+        if "--log" in found:
+            fill_log(self.place / "log")
+            found.remove("--follow")  # which goes on for good; tests/training/test_following.py
         return found
 
     def verify(self, options: Sequence[str]) -> None:
@@ -300,10 +308,7 @@ class Commands:
 
     def align(self, words: Sequence[str]) -> None:
         """A draft after one update is a draft."""
-        found, out = self.completed(words), self.place / "out"
-        if "--log" in found:
-            fill_log(self.place / "log")
-            found.remove("--follow")  # which goes on for good; tests/training/test_following.py
+        found, out = self.logged(words), self.place / "out"
         more = () if "--updates" in found else ("--updates", "1")
         given = (
             () if "--log" in found else ("--target", TARGET, "--prompts", str(self.folder / "prompts.json"))

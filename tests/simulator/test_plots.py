@@ -26,6 +26,12 @@ def test_the_command_draws_every_kind(tmp_path: Path, capsys: pytest.CaptureFixt
         point = [] if kind == "speedup" else ["--at", "mean=0.9"]
         assert main(["simulate", "plot", folder, "--kind", kind, *point, "--out", str(out)]) == 0
         assert out.stat().st_size > 10_000
+        assert "world.toml, seed 1, 8 of 8 points" in capsys.readouterr().out
+    unfinished = tmp_path / "out" / "results.csv"
+    unfinished.write_text("".join(unfinished.read_text().splitlines(keepends=True)[:-4]))
+    out = tmp_path / "part.svg"
+    assert main(["simulate", "plot", folder, "--out", str(out)]) == 0
+    assert "6 of 8 points" in capsys.readouterr().out
     for away in ("colour=1", "mean=0.7"):
         capsys.readouterr()
         assert main(["simulate", "plot", folder, "--at", away, "--out", "x.png"]) == 2

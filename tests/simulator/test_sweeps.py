@@ -21,7 +21,17 @@ from simulator.files import Experiment
 from simulator.link_spec import LinkSpec, Trace
 from simulator.profiles import PROFILES
 from simulator.schemes import FORERUN, SERVER_STREAMING
-from simulator.sweep import LATENCIES, MANIFEST, RESULTS, Sweep, SweepProgress, grids, read_results, run_sweep
+from simulator.sweep import (
+    LATENCIES,
+    MANIFEST,
+    RESULTS,
+    Sweep,
+    SweepProgress,
+    caption_of,
+    grids,
+    read_results,
+    run_sweep,
+)
 from simulator.world import World
 
 EXPERIMENT = Experiment(World(tokens=20), repeats=1, schemes=(SERVER_STREAMING, FORERUN))
@@ -127,6 +137,22 @@ def test_a_grid_can_be_extended_by_values_but_not_by_axes(tmp_path: Path) -> Non
     other = Experiment(World(tokens=21), repeats=1, schemes=EXPERIMENT.schemes)
     with pytest.raises(UserError, match="holds a sweep of another world"):
         run_sweep(Sweep(other, grid), tmp_path, 1)
+
+
+def test_a_caption_names_world_and_seeds_and_counts_the_points_asked_for_last(tmp_path: Path) -> None:
+    assert caption_of(tmp_path) == ""
+    sweep = Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0)}, "far.toml")
+    run_sweep(sweep, tmp_path, 1)
+    assert [each.strip() for each in caption_of(tmp_path).split(",")] == [
+        "far.toml",
+        f"seed {EXPERIMENT.world.seed}",
+        "2 of 2 points",
+    ]
+    run_sweep(Sweep(EXPERIMENT, {"rtt_ms": (0.0, 40.0, 60.0)}, "far.toml"), tmp_path, 1)
+    assert "3 of 3 points" in caption_of(tmp_path)
+    results = tmp_path / RESULTS
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:-2]))
+    assert "2 of 3 points" in caption_of(tmp_path)
 
 
 def test_results_of_another_version_or_without_a_manifest_are_not_mixed(tmp_path: Path) -> None:

@@ -130,6 +130,17 @@ def test_the_number_of_workers_changes_nothing() -> None:
     assert told == [(n, 4) for n in range(1, 5)]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_seeds_are_reported_before_the_others_are_run(workers: int) -> None:
+    """As an experiment of so many seeds reports them."""
+    experiment = Experiment(replace(SHORT, tokens=20), repeats=5, schemes=(SERVER_STREAMING, FORERUN))
+    events: list[int | list[SchemeOutcome]] = []
+    run_experiment(experiment, workers, lambda done, _: events.append(done), events.append)
+    early = [each for each in events if isinstance(each, list)]
+    assert early == [run_experiment(replace(experiment, repeats=count), 1) for count in (1, 2, 4)]
+    assert [events[events.index(each) - 1] for each in early] == [2, 4, 8], "the runs that were done before"
+
+
 @pytest.mark.parametrize("scheme", ["adaptive", "tree"])
 def test_a_prompt_that_takes_the_draft_long_costs_little_more_than_that_time(scheme: str) -> None:
     """It is no measure of the draft's pace: from then on the text comes as soon as without it."""

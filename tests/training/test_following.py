@@ -20,6 +20,7 @@ from schemes.training_log.records import LoggedText, LogWriter
 from tests.training.logged import fill, some_prompts
 from training.align import AlignOptions, aligned
 from training.following import Follower, follow
+from training.heads import TrainOptions, trained
 from training.logged_texts import TooFewTextsError
 
 TEXT = LoggedText(
@@ -131,7 +132,7 @@ def test_texts_that_are_too_few_for_both_parts_wait_for_more(
     grow(8)
     follower = Follower(options, too_few)
     assert follower.look() is None
-    follower._align = lambda part: pytest.fail("it tried again without a new text")
+    follower._train = lambda part: pytest.fail("it tried again without a new text")
     assert follower.look() is None
     assert Follower(options, Trainings((0.1, 0.9))).look() is not None
 
@@ -164,6 +165,44 @@ def test_a_verifier_s_log_becomes_a_better_draft(tmp_path: Path, monkeypatch: py
     assert done.after > done.before > 0.3
     assert done.published.read_bytes()[:4] == b"GGUF"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {".following.json", done.published.name}
+
+
+@pytest.mark.torch
+def test_a_verifier_s_log_becomes_better_heads_and_nothing_learnt_is_not_published(tmp_path: Path) -> None:
+    from cloud_verifier.engine.torch_loading import load_engine
+    from common.vocabulary import Vocabulary
+    from schemes.drafters.heads import load_heads
+    from schemes.drafters.newer_heads import NewerHeads
+
+    (tmp_path / "out").mkdir()
+    engine, _ = load_engine(str(demo_pair.TARGET_DIR), 16384)
+    prompts = [engine.model.tokenize(text) for text in some_prompts(40)]
+    fill(tmp_path / "log", engine, prompts, SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True))
+    options = TrainOptions(
+        log=tmp_path / "log",
+        out=tmp_path / "out",
+        follow=True,
+        kind="medusa",
+        depth=2,
+        texts=40,
+        steps=40,
+        margin=0.01,
+        threads=1,
+    )
+    first = Follower(options, trained).look()
+    assert first is not None
+    assert first.published is not None
+    assert first.after >= first.before + 0.01
+    (tmp_path / "out" / ".following.json").unlink()  # all texts are new once more
+    second = Follower(replace(options, steps=1, depth=5, margin=0.05), trained).look()
+    assert second is not None
+    assert second.before == pytest.approx(first.after, abs=0.01), "it begins with what was published"
+    assert second.published is None
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {".following.json", first.published.name}
+    heads = load_heads(f"heads:{tmp_path / 'out'}", engine.model, Vocabulary(engine.model.token_table()))
+    assert isinstance(heads, NewerHeads)
+    assert heads.path == str(first.published)
+    assert heads.depth == 2, "the kind and depth of what was published"
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT])

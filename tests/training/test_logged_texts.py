@@ -77,7 +77,7 @@ def test_lessons_are_those_that_the_target_reads(kind: str, tmp_path: Path) -> N
     with engine_of(kind) as (engine, tokenize):
         prompts = [tokenize(text) for text in some_prompts(NUM_TEXTS)]
         texts = fill(tmp_path / "log", engine, prompts, SAMPLING)
-        taught, held_out, step_ms = logged_lessons(options)
+        taught, held_out, step_ms = logged_lessons(options, options.draft, options.temperature)
         whole = {(*prompt, *text[:9]): len(prompt) - 1 for prompt, text in zip(prompts, texts, strict=True)}
         assert {tuple(lesson.tokens.tolist()) for lesson in (*taught, *held_out)} == set(whole)
         tolerance = 0.05 if isinstance(engine, LlamaEngine) else 0.01
@@ -109,7 +109,7 @@ def test_a_text_without_its_prompt_begins_at_its_first_token(log: Path, tmp_path
     for text in bare:
         writer._write("", text)
     options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf", temperature=1.0)
-    taught, held_out, _ = logged_lessons(options)
+    taught, held_out, _ = logged_lessons(options, options.draft, options.temperature)
     lessons = [*taught, *held_out]
     assert sorted((lesson.tokens[lesson.first :].tolist(), lesson.best.tolist()) for lesson in lessons) == (
         sorted((text.tokens[:-1].tolist(), text.best[1:].tolist()) for text in bare)
@@ -124,11 +124,11 @@ def test_texts_of_other_tokens_are_refused_or_left_out(
     options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf")
     writer._write("", replace(texts[0], fingerprint=bytes(32)))
     with pytest.raises(UserError):
-        logged_lessons(options)
+        logged_lessons(options, options.draft, options.temperature)
     writer._write("", replace(texts[0], model="an earlier target"))
     for text in texts:
         writer._write("", text)
-    taught, held_out, _ = logged_lessons(options)
+    taught, held_out, _ = logged_lessons(options, options.draft, options.temperature)
     assert len(taught) + len(held_out) == NUM_TEXTS
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert len(held_out) == sum(map(is_held_out, texts)) > 0

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from edge_client.process import run_file as daemon_file
+from edge_client.process.run_file import this_process
 from forerun.cli import main
 from tests.edge_client.fleet.broker import broker, until
 
@@ -125,3 +127,14 @@ def test_what_strangers_write_neither_breaks_nor_reaches_the_terminal() -> None:
     rows = [roster.row(device) for device in roster.reports]
     assert [row[:2] for row in rows] == [["pi-1", "online"], ["pi-3", "-"], ["pi-2", "-"]]
     assert "\x1b" not in str([*rows, *map(roster.as_json, roster.reports)])
+
+
+def test_the_running_daemons_broker_is_used(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if only its command line names one; nobody listens there."""
+    assert main(["fleet", "status"]) == 2
+    flags = {"fleet.broker": "mqtt://127.0.0.1:1", "fleet.tenant": "acme", "fleet.device": "one"}
+    told = json.dumps({"flags": flags, "config": None})
+    record = this_process(started_at=0.0, listen="127.0.0.1:1", version="1.2.3", flags=told)
+    daemon_file.write(state / "edge.pid", record)
+    assert main(["fleet", "status"]) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err

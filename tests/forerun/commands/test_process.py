@@ -50,7 +50,7 @@ def status(request: Handler) -> None:
 
 def test_without_a_daemon(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["edge", "status"]) == 3
-    assert capsys.readouterr().out == "not running\n"
+    assert "forerun edge --draft" in capsys.readouterr().out
     assert main(["edge", "status", "--json"]) == 3
     assert json.loads(capsys.readouterr().out) == {"status": "stopped"}
     assert main(["edge", "stop"]) == 1
@@ -94,7 +94,9 @@ def test_a_daemon_that_ended_badly(state: Path, capsys: pytest.CaptureFixture[st
     assert main(["edge", "status", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["status"] == "stale"
     assert main(["edge", "status"]) == 3
-    assert "ended without saying so" in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert "ended without saying so" in words
+    assert "forerun edge --draft" in words
     assert main(["edge", "stop"]) == 1
 
 

@@ -21,7 +21,7 @@ from schemes.drafters.heads import (
     MedusaHeads,
     exit_layers,
     load_exits,
-    load_heads,
+    read_heads,
     save_heads,
 )
 from tests import wording
@@ -91,7 +91,7 @@ def test_a_file_gives_the_exits_back_with_any_threshold(tmp_path: Path) -> None:
     model, path = target("llama"), tmp_path / "heads.safetensors"
     heads = ExitHeads(model, 1)
     save_heads(heads, HeadsLabel.of("exit", 1, model, FINGERPRINT), path)
-    loaded = load_heads(path, model, VOCABULARY)
+    loaded = read_heads(path, model, VOCABULARY)
     assert isinstance(loaded, ExitHeads)
     assert (loaded.num_trained, loaded.gamma) == (1, heads.gamma)
     assert load_exits(f"exits:0.5:{path}", model, VOCABULARY).gamma == 0.5

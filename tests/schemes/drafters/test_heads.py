@@ -22,8 +22,8 @@ from schemes.drafters.heads import (
     HeadsLabel,
     MedusaHeads,
     RecurrentHead,
-    load_heads,
     logits_of,
+    read_heads,
     save_heads,
 )
 from tests import wording
@@ -104,7 +104,7 @@ def test_a_file_gives_the_heads_back(kind: str, tmp_path: Path) -> None:
     heads = draft_of(kind, model)
     assert isinstance(heads, RecurrentHead | MedusaHeads)
     save_heads(heads, HeadsLabel.of(kind, DEPTH, model, FINGERPRINT), path)
-    loaded = load_heads(path, model, VOCABULARY)
+    loaded = read_heads(path, model, VOCABULARY)
     assert (loaded.kind, loaded.depth) == (kind, DEPTH)
     for name, weights in heads.state_dict().items():
         assert torch.equal(weights.bfloat16().float(), loaded.state_dict()[name])
@@ -117,25 +117,25 @@ def test_heads_of_another_target_are_refused(tmp_path: Path) -> None:
     assert isinstance(heads, MedusaHeads)
     save_heads(heads, HeadsLabel.of("medusa", DEPTH, model, FINGERPRINT), path)
     with wording.raises(UserError):
-        load_heads(path, model, Vocabulary((b"c",)))
+        read_heads(path, model, Vocabulary((b"c",)))
     save_heads(heads, HeadsLabel("medusa", DEPTH + 1, FINGERPRINT.hex(), 32, 2), path)
     with wording.raises(UserError):  # weights are missing
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)
     save_heads(heads, HeadsLabel("medusa", DEPTH, FINGERPRINT.hex(), 32, 3), path)
     with wording.raises(UserError):
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     model, path = target("llama"), tmp_path / "heads.safetensors"
     with wording.raises(UserError):
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)
     path.write_bytes(b"no safetensors")
     with wording.raises(UserError):
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)
     save_file({"a": torch.zeros(1)}, path)
     with wording.raises(UserError):
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "medusa"])
@@ -150,4 +150,4 @@ def test_damaged_labels_are_refused(kind: str, name: str, value: str | None, tmp
         del label[name]
     save_file({"a": torch.zeros(1)}, path, label)
     with pytest.raises(UserError):
-        load_heads(path, model, VOCABULARY)
+        read_heads(path, model, VOCABULARY)

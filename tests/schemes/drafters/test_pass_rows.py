@@ -12,7 +12,7 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from common.choice import rank
 from common.sampling import SamplingParams
 from schemes.drafters import drafter as drafter_module
-from schemes.drafters.heads import HeadsLabel, PassRows, load_heads, save_heads
+from schemes.drafters.heads import HeadsLabel, PassRows, read_heads, save_heads
 from tests.cloud_verifier.engine.tiny import target
 from tests.schemes.drafters.rig import (
     DEPTH,
@@ -100,7 +100,7 @@ def test_texts_without_room_for_all_rows_get_none(monkeypatch: pytest.MonkeyPatc
 def test_a_file_gives_the_rows_back(tmp_path: Path) -> None:
     model, path = target("llama"), tmp_path / "heads.safetensors"
     save_heads(rows_of(model), HeadsLabel.of("pass", SIGHT, model, FINGERPRINT), path)
-    loaded = load_heads(path, model, VOCABULARY)
+    loaded = read_heads(path, model, VOCABULARY)
     assert isinstance(loaded, PassRows)
     assert (loaded.num_ahead, loaded.depth) == (SIGHT, DEPTH)
     assert path.stat().st_size < 4096
