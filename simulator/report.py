@@ -44,7 +44,8 @@ def _row(outcomes: Sequence[SchemeOutcome], outcome: SchemeOutcome) -> list[str]
     figures = outcome.figures
     return [
         _shown(outcome),
-        f"{figures.ms_per_token:.2f} ± {outcome.standard_error:.2f}",
+        f"{figures.ms_per_token:.2f}"
+        + (f" ± {outcome.standard_error:.2f}" if len(outcome.paces) > 1 else ""),
         f"{figures.ms_per_token_p95:.1f}",
         f"{figures.ttft_ms:.0f}",
         _or_dash(mean_speedup(outcomes, outcome.scheme)),

@@ -17,6 +17,7 @@ from simulator.drafts import BetaDraft
 from simulator.experiment import SchemeOutcome, run_experiment
 from simulator.files import DEFAULT_SCHEMES, Experiment, experiment_from, read_experiment
 from simulator.link_spec import LinkSpec, Outage
+from simulator.report import table_rows
 from simulator.schemes import CLAIRVOYANT, FORERUN, SERVER_STREAMING, policy_maker, run_scheme
 from simulator.system import simulate
 from simulator.world import DeviceSpec, StepChange, VerifierSpec, World
@@ -139,6 +140,9 @@ def test_the_first_seeds_are_reported_before_the_others_are_run(workers: int) ->
     early = [each for each in events if isinstance(each, list)]
     assert early == [run_experiment(replace(experiment, repeats=count), 1) for count in (1, 2, 4)]
     assert [events[events.index(each) - 1] for each in early] == [2, 4, 8], "the runs that were done before"
+    assert ["±" in table_rows(each)[0][1] for each in early] == [False, True, True], (
+        "of one seed it is unknown"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["adaptive", "tree"])
