@@ -30,8 +30,14 @@ Options = TypeVar("Options", bound=LogOptions)
 
 LOOK_EVERY = 10.0  # seconds between two looks into the log
 
+KEPT = 3
+"""Published files that stay. An edge or verifier whose file leaves goes back to what it was started with, so
+those stay that may be in force: the newest, and the ones before it where it was rolled back."""
+
 STATE, UNFINISHED = ".following.json", ".unfinished-"
 """Names in the folder, and the beginning of names, that edges and verifiers do not look at."""
+
+PUBLISHED = "learnt-"  # the beginning of names that they do look at
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +81,12 @@ class Follower(Generic[Options]):
         before, after = (float(report[name]["coupled"]) for name in ("before", "after"))
         published: Path | None = None
         if after - before >= options.margin and after > before:
-            published = options.out / time.strftime(f"learnt-%Y%m%d-%H%M%S{options.SUFFIX}", time.gmtime())
+            published = options.out / time.strftime(
+                f"{PUBLISHED}%Y%m%d-%H%M%S{options.SUFFIX}", time.gmtime()
+            )
             part.out.replace(published)
+            for old in sorted(options.out.glob(f"{PUBLISHED}*{options.SUFFIX}"))[:-KEPT]:
+                old.unlink(missing_ok=True)
         self._until = until
         write_whole(options.out / STATE, json.dumps({"until": until}))
         part.out.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from forerun import demo_pair
 from schemes.training_log.records import LoggedText, LogWriter
 from tests.training.logged import fill, some_prompts
 from training.align import AlignOptions, aligned
-from training.following import Follower, follow
+from training.following import KEPT, PUBLISHED, Follower, follow
 from training.heads import TrainOptions, trained
 from training.logged_texts import TooFewTextsError
 
@@ -100,6 +101,20 @@ def test_a_round_publishes_on_a_rise_by_the_margin_and_not_without(
     assert third.published is None, "no rise"
     assert trainings.drafts == [options.draft, options.draft, second.published]
     assert len([*options.out.glob("*.gguf")]) == 1
+
+
+def test_the_newest_published_drafts_stay_and_what_others_put_there(
+    options: AlignOptions, grow: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (f"{PUBLISHED}{number}.gguf" for number in range(5))
+    monkeypatch.setattr(time, "strftime", lambda *_: next(names))
+    (options.out / "by-hand.gguf").write_text("a draft of the owner")
+    follower = Follower(options, Trainings(*[(0.5, 0.6)] * 5))
+    for _ in range(5):
+        grow(8)
+        assert follower.look() is not None
+    left = sorted(path.name for path in options.out.glob("*.gguf"))
+    assert left == ["by-hand.gguf", *(f"{PUBLISHED}{number}.gguf" for number in range(5 - KEPT, 5))]
 
 
 def test_an_interrupted_round_is_gone_on_with_and_its_texts_stay_new(
