@@ -225,7 +225,8 @@ class TextEndpoints:
     def nothing(self, dialect: type[Dialect], body: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a request for no text. Raises `ApiError` for an unknown model."""
         name, _ = self.writer(Fields(body).text("model", longest=512))
-        heading = Heading("", int(self._wall()), name, self._system_fingerprint(), {})
+        form = {"keep_alive": body.get("keep_alive")}
+        heading = Heading("", int(self._wall()), name, self._system_fingerprint(), form)
         return dialect(heading, None).whole((), Usage(0))
 
     async def render(self, chat: ChatPrompt) -> str:
@@ -444,9 +445,10 @@ class TextEndpoints:
             advised=tuple(advised.items()),
             target="" if told is None else target_name(told.model),
         )
+        form = dialect.drawn_by(asked.form, request.sampling)
         return ResponseSpec(
             dialect,
-            Heading(identity, int(self._wall()), name, self._system_fingerprint(), asked.form),
+            Heading(identity, int(self._wall()), name, self._system_fingerprint(), form),
             tuple(_another(request, number) for number in range(asked.n)),
             message,
             asked.client,

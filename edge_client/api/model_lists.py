@@ -151,7 +151,7 @@ def ollama_model(service: TextEndpoints, name: str) -> Json:
 def _capabilities(service: TextEndpoints, template: str) -> list[str]:
     has = {
         "completion": True,
-        "tools": "tools" in template,
+        "tools": bool(template),  # where it lacks them, they stand in the system message
         "thinking": any(text in template for text in THOUGHTS),
         "insert": service.infill is not None,
     }

@@ -101,9 +101,9 @@ class _Choice:
 
     def finish(self, live: Live) -> tuple[Sequence[MessagePart], ChoiceEnd]:
         """End the text, which has been read whole. Return the message's rest and the end."""
-        rest = self.reader.finish()
-        self.message.add(rest)
         answer, figures = live.answer, live.answer.figures
+        rest = self.reader.finish(answer.finish is FinishReason.LENGTH or answer.stopped_by is not None)
+        self.message.add(rest)
         assert answer.finish is not None, "the text has ended"
         calls = self.message.calls
         is_cut = answer.stopped_by is not None and calls and arguments_object(calls[-1].arguments) is None

@@ -12,17 +12,9 @@ from dataclasses import replace
 from typing import ClassVar, assert_never
 
 from edge_client.formats.api_error import TOO_LONG, ApiError, wrong
+from edge_client.formats.constraints import Refused
 from edge_client.formats.detokenizer import Words
-from edge_client.formats.dialect import (
-    ChoiceEnd,
-    Dialect,
-    Heading,
-    Json,
-    Refused,
-    StopReason,
-    Usage,
-    named_frame,
-)
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.message import (
     ArgumentsAdded,
@@ -38,6 +30,7 @@ from edge_client.formats.openai import (
     MAX_MESSAGES,
     MAX_TOOL_NAME,
     MAX_TOOLS,
+    left_out,
     read_function,
     tool_call,
 )
@@ -82,6 +75,9 @@ ERRORS = {
     504: "timeout_error",
 }
 """Anthropic's types of errors by status, beside `invalid_request_error` and `api_error`."""
+
+THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""Details of an error, after which Anthropic's clients send whole conversations instead of `thread`."""
 
 
 class AnthropicMessages(Dialect):
@@ -151,7 +147,9 @@ class AnthropicMessages(Dialect):
         usual = "invalid_request_error" if error.status < 500 else "api_error"
         # Claude Code shortens its conversation after these words.
         text = f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)
-        return {"type": "error", "error": {"type": ERRORS.get(error.status, usual), "message": text}}
+        details = {"details": THREADS} if error.param == "thread" else {}
+        told = {"type": ERRORS.get(error.status, usual), "message": text, **details}
+        return {"type": "error", "error": told}
 
     @classmethod
     def broken(cls, error: ApiError) -> bytes:
@@ -398,7 +396,7 @@ class _TurnReader:
 
     def _result(self, block: Fields) -> None:
         identity = block.text("tool_use_id", longest=MAX_ID)
-        text = BETWEEN.join(_texts(_blocks(block, "content"), self._load))
+        text = BETWEEN.join(_texts(_blocks(block, "content"), self._load, is_result=True))
         content = f"Error: {text}" if block.flag("is_error") else text
         name = {"name": self._names[identity]} if identity in self._names else {}
         self.messages.append({"role": "tool", "content": content, "tool_call_id": identity, **name})
@@ -460,8 +458,11 @@ def _blocks(fields: Fields, name: str) -> list[Fields]:
     return [fields.entry(name, at, each) for at, each in enumerate(content)]
 
 
-def _texts(blocks: Iterable[Fields], load: Callable[[Fields], str] | None = None) -> Iterator[str]:
-    """Yield the texts of blocks. `load` returns that of a block that loads a tool, where such may stand."""
+def _texts(
+    blocks: Iterable[Fields], load: Callable[[Fields], str] | None = None, is_result: bool = False
+) -> Iterator[str]:
+    """Yield the texts of blocks. `load` returns that of a block that loads a tool, where such may stand. In
+    the result of a tool, a note takes the place of a block without text (`openai.read_content`)."""
     for block in blocks:
         match block.any("type"):
             case "text":
@@ -470,11 +471,16 @@ def _texts(blocks: Iterable[Fields], load: Callable[[Fields], str] | None = None
                 yield block.text("text", longest=MAX_TEXT)
             case "search_result":
                 head = f"{block.text('title')} ({block.text('source')})"
-                yield BETWEEN.join((head, *_texts(_blocks(block, "content"))))
+                yield BETWEEN.join((head, *_texts(_blocks(block, "content"), None, is_result)))
             case "tool_reference" | "tool_addition" if load is not None:
                 yield load(block)
             case "tool_removal" if load is not None:
                 block.skip("tools stay loaded")
+            case kind if is_result:
+                block.skip("the model reads only text")
+                yield left_out(kind)
+            case None:
+                raise block.missing("type")
             case kind:
                 words = f"{block.at}type is {kind!r}, which is not supported here; the model reads only text"
                 raise wrong(f"{block.at}type", words[:400], "unsupported_parameter")

@@ -23,6 +23,7 @@ from edge_client.formats.families import marks_of
 from edge_client.formats.message import Json, MessageForm
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
 from edge_client.formats.regions import REASONING
+from edge_client.formats.schema_bounds import bounded
 
 ANY_TEXT = "(?s:.*)"
 SOME_TEXT = "/(?s:.+)/"
@@ -94,8 +95,8 @@ def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
 
     Raises `ApiError` for grammars that exclude each other, and for a tool whose schema cannot be enforced.
     """
-    listed = tools.callable
-    of_format = own.startswith("{") and "json_schema" in json.loads(own)["grammars"][0]
+    listed = [replace(each, parameters=bounded(each.parameters)) for each in tools.callable]
+    of_format = own.startswith("{") and json.loads(own)["grammars"][0].get("json_schema") is not None
     if tools.rule is CallRule.REQUIRED:  # a format holds a content, of which there is none
         if own and not of_format:
             raise wrong("forerun", "tool_choice demands a call, which follows its own grammar; set no other")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
+from common.sampling import SamplingParams
 from edge_client.formats.api_error import ApiError
+from edge_client.formats.constraints import NOT_DONE, Refused, refuse, with_forms
 from edge_client.formats.detokenizer import Words
 from edge_client.formats.fields import Fields
 from edge_client.formats.json_text import json_text
@@ -16,16 +18,6 @@ from edge_client.formats.message import Message, MessagePart
 from edge_client.formats.parsed_request import ParsedRequest
 
 Json = dict[str, Any]
-
-Refused = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Unsupported fields of a request: the values that change nothing, and advice for others."""
-
-NOT_DONE: Refused = {
-    "modalities": ((["text"],), "text only"),
-    "audio": ((), "text only"),
-    "web_search_options": ((), "nothing is searched"),
-    "best_of": ((1,), "ask for n texts and choose among them"),
-}
 
 SSE = "text/event-stream"
 KEEP_ALIVE = b": waiting\n"
@@ -110,9 +102,8 @@ class Dialect(ABC):
     def parse(cls, fields: Fields) -> ParsedRequest:
         """Refuse a request's fields that are not supported, read the others, and log those that are ignored.
         Raises `ApiError` that names the field."""
-        for name, (allowed, advice) in {**NOT_DONE, **cls.refused}.items():
-            fields.only(name, allowed, advice)
-        asked = cls.read(fields)
+        refuse(fields, {**NOT_DONE, **cls.refused})
+        asked = with_forms(fields, cls.read(fields))
         fields.finish()
         return asked
 
@@ -120,6 +111,11 @@ class Dialect(ABC):
     @abstractmethod
     def read(fields: Fields) -> ParsedRequest:
         """Read a request's fields. Raises `ApiError` that names the field."""
+
+    @staticmethod
+    def drawn_by(form: Json, sampling: SamplingParams) -> Json:
+        """Return a request's form for the response, with the values by which the text is drawn."""
+        return form
 
     def first(self, usage: Usage) -> list[Json]:
         """Return the chunks before any text; none by default."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, Refused, StopReason, Usage
+from edge_client.formats.constraints import SAMPLERS, Refused
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import ExtraFile, Gap
 from edge_client.formats.message import ContentAdded, Message, MessagePart
@@ -30,7 +31,7 @@ class InfillCompletion(Dialect):
     name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
     refused: ClassVar[Refused] = {
         "n_probs": ((0,), "use /v1/completions with logprobs"),
-        **dict.fromkeys(("grammar", "json_schema"), (("", {}), "use /v1/completions")),
+        "samplers": (([], ["top_k", "top_p", "infill"]), SAMPLERS),  # the latter is what editors send
     }
 
     @staticmethod
@@ -44,11 +45,7 @@ class InfillCompletion(Dialect):
         shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
         number = fields.whole("n_predict", -1, -2, MOST)
         form = {"shown": shown if fields.has("response_fields") else None, "hidden": number == 0}
-        seed = fields.any("seed")
-        own: Json = {
-            "max_tokens": max(number, 1) if number >= 0 else None,
-            "seed": None if seed == -1 else seed,
-        }
+        own: Json = {"max_tokens": max(number, 1) if number >= 0 else None, "n_predict": None}
         return read_asked(fields.having(**own, **ONE_TEXT), gap, form=form)
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:

@@ -62,6 +62,7 @@ class MessageReader:
         self._is_plain = True  # no region so far
         self._watches = dict[str, _Watch]()  # by the present region's name; empty outside
         self._barred = -1  # place where an empty mark was found before
+        self._is_cut = False  # the text has ended in the middle
         self._content = _Trimmed(self._sink, ContentAdded)
         self._reasoning = _Trimmed(self._sink, ReasoningAdded)
         for region in (*self._regions, self._outside):
@@ -76,13 +77,15 @@ class MessageReader:
             self._read(_Source(span))
         return self._sink.drain()
 
-    def finish(self) -> list[MessagePart]:
-        """End the text and return the rest. What cannot be read as a call is content."""
+    def finish(self, is_cut: bool = False) -> list[MessagePart]:
+        """End the text and return the rest. What cannot be read as a call is content. If the text is cut off
+        (`is_cut`), the beginning of a mark or of a call at its end is left out."""
+        self._is_cut = is_cut
         if self._outside is not None:
             while self._step(at_end=True):
                 pass
             self._end_calls()
-        self._show(self._queue.rest())
+        self._show(self._rest())
         self._reasoning.finish(is_verbatim=False)
         self._content.finish(self._is_plain)
         return self._sink.drain()
@@ -138,10 +141,10 @@ class MessageReader:
         if not at_end and end - self._place == 1 and self._text[self._place] in watch.inert:
             return None, end
         for region, mark, is_open in watch.marks:
-            match = mark.compiled.search(self._text, self._place, partial=not at_end)
+            match = mark.compiled.search(self._text, self._place, partial=not at_end or self._is_cut)
             if match is None or self._is_void(match, region, is_open):
                 continue
-            if not at_end and self._may_change(match, mark):
+            if match.partial or (not at_end and self._may_change(match, mark)):
                 is_too_long = len(self._text) - match.start() > MAX_MARK
                 end = min(end, match.start() + is_too_long)
                 continue
@@ -169,8 +172,6 @@ class MessageReader:
         return self._watches.setdefault(name, watch)
 
     def _may_change(self, match: regex.Match[str], mark: Mark) -> bool:
-        if match.partial:
-            return True
         return match.end() == len(self._text) and (mark.may_grow or match.start() == match.end())
 
     def _is_void(self, match: regex.Match[str], region: Region, is_open: bool) -> bool:
@@ -197,6 +198,10 @@ class MessageReader:
             self._reasoning.add(pieces, is_verbatim=False)
         else:
             self._content.add(pieces, self._is_plain)
+
+    def _rest(self) -> list[_Piece]:
+        """Return the text that is left, without the beginning of a mark that the text's end has cut off."""
+        return [each for each in self._queue.rest() if not self._is_cut or not each[1]]
 
     def _trimmed(self, region: Region) -> _Trimmed:
         return self._reasoning if region.name == REASONING else self._content
@@ -276,14 +281,19 @@ class MessageReader:
         """Go on outside. What is no call so far is content."""
         calls.stop()
         self._pass_on(calls)
-        self._content.add(self._raw, self._is_plain)
+        self._add_raw()
         self._leave()
+
+    def _add_raw(self) -> None:
+        """Add what is no call to the content, unless the text's end has cut it off."""
+        if not self._is_cut:
+            self._content.add(self._raw, self._is_plain)
 
     def _read_call(self, call: WholeCall, is_cut_off: bool = False) -> None:
         try:
             parts = call.finish(self._num_calls, is_cut_off)
         except ValueError:
-            self._content.add(self._raw, self._is_plain)
+            self._add_raw()
             return
         self._begin_calls(self._num_calls + 1)
         self._sink.add(parts)
@@ -294,7 +304,7 @@ class MessageReader:
             case JsonCalls() as calls if not calls.is_whole:
                 self._spoil(calls)
             case WholeCall() as call:
-                self._show(self._queue.rest())
+                self._show(self._rest())
                 self._read_call(call, is_cut_off=True)
                 self._leave()
 

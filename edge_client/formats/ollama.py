@@ -5,14 +5,16 @@ Fields, their meaning and the final object: Ollama's docs/api.md and api/types.g
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import ClassVar, assert_never
 
 from edge_client.formats.api_error import ApiError
+from edge_client.formats.constraints import Refused, refuse
 from edge_client.formats.detokenizer import Words
-from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, Refused, StopReason, Usage
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import Gap
 from edge_client.formats.json_text import json_text
@@ -26,7 +28,7 @@ from edge_client.formats.message import (
     ToolCall,
     arguments_object,
 )
-from edge_client.formats.openai import MAX_MESSAGES, read_chat
+from edge_client.formats.openai import MAX_MESSAGES, left_out, read_chat
 from edge_client.formats.parsed_request import (
     MOST,
     ONE_TEXT,
@@ -39,8 +41,8 @@ from edge_client.formats.parsed_request import (
 
 LINES = "application/x-ndjson"
 OWN_TEXT_ONLY = "the daemon reads only text"
-UNCHANGED = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0)}
-"""Options for other ways of sampling, with the values that change nothing."""
+UNLOADS = re.compile(r"0+(\.0*)?([nmµu]?s|m|h)?")
+"""Matches a `keep_alive` of no time."""
 
 
 class _Ollama(Dialect):
@@ -76,7 +78,12 @@ class _Ollama(Dialect):
 
     def whole(self, choices: Sequence[tuple[Message, ChoiceEnd]], usage: Usage) -> Json:
         if not choices:
-            return {**self._object(self._said()), "done": True, "done_reason": "load"}
+            unloads = UNLOADS.fullmatch(str(self.heading.form["keep_alive"]))
+            return {
+                **self._object(self._said()),
+                "done": True,
+                "done_reason": "unload" if unloads else "load",
+            }
         ((message, end),) = choices
         calls = [self._told_call(at, call) for at, call in enumerate(message.calls)]
         return self._last(self._said(message.text, message.thought, calls), end, usage)
@@ -204,16 +211,13 @@ def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     """Read the options and the format."""
     fields.any("keep_alive")  # the daemon loads and unloads its models by itself
     options = fields.object("options") or Fields({}, "options.")
-    for name, allowed in UNCHANGED.items():
-        options.only(name, allowed, "use temperature, top_k, top_p or min_p")
+    refuse(options)
     length = options.whole("num_predict", -1, -2, MOST)  # -1 and -2: as many as fit
-    seed = options.any("seed")
     own: Json = {
         "model": fields.text("model", longest=512),
         "stream": fields.flag("stream", True),
         "forerun": fields.any("forerun"),
         "max_tokens": length if length > 0 else None,
-        "seed": None if seed == -1 else seed,
     }
     grammar = _read_format(fields)
     asked = read_asked(options.having(**own, **ONE_TEXT), prompt)
@@ -242,12 +246,16 @@ def _effort(fields: Fields) -> str | None:
 
 def _message(message: Fields) -> Json:
     """Return a message in OpenAI's fields. What is wrong in it is found there."""
-    message.only("images", ([],), OWN_TEXT_ONLY)
+    content = "" if message.any("content") is None else message.any("content")
+    if message.any("role") == "tool" and message.any("images") and isinstance(content, str):
+        content = f"{content}\n{left_out('images')}".strip()
+    else:
+        message.only("images", ([],), OWN_TEXT_ONLY)
     return message.having(
         images=None,
         thinking=None,
         tool_name=None,
-        content="" if message.any("content") is None else message.any("content"),
+        content=content,
         reasoning_content=message.any("thinking"),
         name=message.any("tool_name") or message.any("name"),
     ).values

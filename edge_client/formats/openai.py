@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, assert_never
 
 from edge_client.formats.api_error import unsupported, wrong
+from edge_client.formats.constraints import Refused
 from edge_client.formats.detokenizer import TextSpan, Words, spelled, text_of
-from edge_client.formats.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Refused, Usage
+from edge_client.formats.dialect import DONE, ChoiceEnd, Dialect, Heading, Json, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields, is_too_deep
 from edge_client.formats.infill import Gap
 from edge_client.formats.json_text import well_formed
@@ -98,9 +99,13 @@ class ChatCompletion(_OpenAi):
 
     name, path, prefix, param = "chat", "/v1/chat/completions", "chatcmpl-", "messages"
     kind = "chat.completion.chunk"
-    refused: ClassVar[Refused] = dict.fromkeys(
-        ("functions", "function_call"), (([], "none", "auto"), "use tools and tool_choice, the newer names")
-    )
+    refused: ClassVar[Refused] = {
+        "previous_response_id": ((), "send the whole conversation, or use /v1/responses"),
+        **dict.fromkeys(
+            ("functions", "function_call"),
+            (([], "none", "auto"), "use tools and tool_choice, the newer names"),
+        ),
+    }
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
@@ -124,7 +129,7 @@ class ChatCompletion(_OpenAi):
         return chunks
 
     def _choice(self, message: Message, choice: int) -> Json:
-        told: Json = {"role": "assistant", "content": message.text, "refusal": None}
+        told: Json = {"role": "assistant", "content": message.text, "refusal": None, "annotations": []}
         if message.reasoning:
             told |= _reasoning(message.thought)
         if message.calls:
@@ -175,7 +180,6 @@ class Completion(_OpenAi):
     name, path, prefix, param = "text", "/v1/completions", "cmpl-", "prompt"
     kind = "text_completion"
     default_tokens = 16  # as OpenAI documents it
-    refused: ClassVar[Refused] = {"echo": ((False,), "prepend the prompt to the answer in the client")}
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)
@@ -248,7 +252,9 @@ def read_tools(fields: Fields) -> Tools:
             continue
         function = tool.needed("function")
         tools.append(read_function(function))
-    return Tools(tuple(tools), *_read_tool_choice(fields), fields.flag("parallel_tool_calls", True)).checked()
+    rule, only, allowed = _read_tool_choice(fields)
+    listed = tuple(each for each in tools if allowed is None or each.name in allowed)
+    return Tools(listed, rule, only, fields.flag("parallel_tool_calls", True)).checked()
 
 
 def read_function(fields: Fields, parameters: str = "parameters") -> Tool:
@@ -270,18 +276,29 @@ def read_name(fields: Fields) -> str:
     return name
 
 
-def _read_tool_choice(fields: Fields) -> tuple[CallRule, str]:
+def _read_tool_choice(fields: Fields) -> tuple[CallRule, str, set[str] | None]:
+    """Read the rule, the only function, and the allowed functions; None: all."""
     given = fields.any("tool_choice")
     if given is None:
-        return CallRule.AUTO, ""
+        return CallRule.AUTO, "", None
     if isinstance(given, str) and given in {each.value for each in CallRule}:
-        return CallRule(given), ""
-    if isinstance(given, dict) and given.get("type") == "function":
-        function = given.get("function")
-        name = given.get("name") or (function.get("name") if isinstance(function, dict) else None)
-        if isinstance(name, str):
-            return CallRule.REQUIRED, name
-    raise fields.wrong("tool_choice", "must be none, auto, required, or an object that names a function")
+        return CallRule(given), "", None
+    if isinstance(given, dict) and isinstance(name := _function_name(given), str):
+        return CallRule.REQUIRED, name, None
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        allowed = Fields(given, "tool_choice.").needed("allowed_tools")
+        rule = CallRule(allowed.choice("mode", "auto", ("auto", "required")))
+        return rule, "", {str(_function_name(each)) for each in allowed.list("tools", MAX_TOOLS)}
+    must = "must be none, auto, required, or an object that names a function or allowed tools"
+    raise fields.wrong("tool_choice", must)
+
+
+def _function_name(chosen: Any) -> Any:
+    """Return the name in an object that names a function; None if it is another."""
+    if not isinstance(chosen, dict) or chosen.get("type") != "function":
+        return None
+    function = chosen.get("function")
+    return chosen.get("name") or (function.get("name") if isinstance(function, dict) else None)
 
 
 def _read_message(fields: Fields) -> Json:
@@ -292,7 +309,10 @@ def _read_message(fields: Fields) -> Json:
     if role == "developer":  # OpenAI's newer name, which templates lack
         role = "system"
     calls = _read_calls(fields) if role == "assistant" else []
-    message: Json = {"role": role, "content": read_content(fields, is_optional=role in ("assistant", "tool"))}
+    message: Json = {
+        "role": role,
+        "content": read_content(fields, "content", role in ("assistant", "tool"), role == "tool"),
+    }
     if calls:
         message["tool_calls"] = calls
     if role == "assistant" and (thought := fields.text("reasoning_content") or fields.text("reasoning")):
@@ -323,8 +343,11 @@ def tool_call(identity: str, name: str, arguments: object) -> Json:
     return {"id": identity, "type": "function", "function": function}
 
 
-def read_content(fields: Fields, name: str = "content", is_optional: bool = False) -> str:
-    """Read a string, or a list of text parts."""
+def read_content(
+    fields: Fields, name: str = "content", is_optional: bool = False, is_result: bool = False
+) -> str:
+    """Read a string, or a list of text parts. In the result of a tool, a note takes the place of another
+    part: agents send their history again and again, so an error would end the conversation."""
     content = fields.any(name)
     if isinstance(content, str):
         return content
@@ -332,15 +355,27 @@ def read_content(fields: Fields, name: str = "content", is_optional: bool = Fals
         return ""
     if not isinstance(content, list):
         raise fields.wrong(name, "must be a string or a list of text parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in TEXTS or not isinstance(_text_of(part), str):
-            kind = part.get("type") if isinstance(part, dict) else part
-            raise unsupported(f"{fields.at}{name}", f"a part of type {kind!r} is not supported; use text")
-    return "".join(map(_text_of, content))
+    return "".join(_read_part(fields, name, at, part, is_result) for at, part in enumerate(content))
 
 
-def _text_of(part: Json) -> Any:
-    return part.get("refusal" if part.get("type") == "refusal" else "text")
+def _read_part(fields: Fields, name: str, at: int, part: Any, is_result: bool) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind in TEXTS else None
+    if isinstance(text, str):
+        return text
+    if is_result:
+        return left_out(kind)
+    entry = fields.entry(name, at, part)
+    if kind is None:
+        raise entry.missing("type")
+    if kind in TEXTS:
+        raise entry.wrong("refusal" if kind == "refusal" else "text", "must be a string")
+    raise unsupported(f"{fields.at}{name}", f"a part of type {str(kind)!r:.80} is not supported; use text")
+
+
+def left_out(kind: object) -> str:
+    """Return what a model reads in place of a part of a tool's result, such as an image."""
+    return f"[{kind if isinstance(kind, str) else 'part':.64} left out: this model reads only text]"
 
 
 def usage_json(usage: Usage) -> Json:

@@ -17,6 +17,7 @@ from edge_client.core.policies import make_policy
 from edge_client.formats.api_error import ApiError, unsupported, wrong
 from edge_client.formats.fields import Fields, are_token_ids, is_number
 from edge_client.formats.infill import Gap
+from edge_client.formats.schema_bounds import bounded
 
 MOST = 2**31 - 1
 
@@ -116,6 +117,8 @@ def make_chat(fields: Fields, messages: list[dict[str, Any]], tools: Tools, effo
     settings = {} if given is None else given
     if not isinstance(settings, dict) or "messages" in settings or "tools" in settings:
         raise fields.wrong("chat_template_kwargs", "must be an object, and without `messages` and `tools`")
+    fields.only("continue_final_message", (False,), "send the begun answer's prompt to /v1/completions")
+    fields.only("add_generation_prompt", (True,), "set it in chat_template_kwargs")
     if effort := effort or fields.text("reasoning_effort", longest=32):
         thinks = effort not in NO_THINKING
         own: dict[str, Any] = {"enable_thinking": thinks}
@@ -282,8 +285,9 @@ def _read_sampling(fields: Fields, grammar: str) -> SamplingParams:
 
 
 def _read_seed(fields: Fields) -> int:
-    """Read a seed, signed as in OpenAI's API. Without one each text differs."""
-    if not fields.has("seed"):
+    """Read a seed, signed as in OpenAI's API. Without one, or with -1, each text differs, as with
+    vLLM, llama.cpp and Ollama."""
+    if fields.any("seed") in (None, -1):
         return secrets.randbits(DRAWN_SEED_BITS)
     return fields.whole("seed", 0, -(2**63), MAX_SEED) & MAX_SEED
 
@@ -307,24 +311,27 @@ def _read_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
 
 
 def _read_max_tokens(fields: Fields) -> int | None:
-    names = [name for name in ("max_tokens", "max_completion_tokens") if fields.has(name)]
-    values = [fields.whole(name, 0, 1, MOST) for name in names]
+    names = [name for name in ("max_tokens", "max_completion_tokens", "n_predict") if fields.has(name)]
+    values = [read_limit(fields, name) for name in names]
     if len(set(values)) > 1:
-        raise wrong(
-            names[0],
-            "max_tokens and max_completion_tokens are the same option; give one of them",
-        )
+        raise wrong(names[0], f"{' and '.join(names)} are the same option; give one of them")
     return values[0] if values else None
 
 
+def read_limit(fields: Fields, name: str) -> int | None:
+    """Read a limit on tokens; None without one, for which local servers write -1."""
+    return None if fields.any(name) in (None, -1) else fields.whole(name, 0, 1, MOST)
+
+
 def read_stops(fields: Fields, name: str = "stop") -> tuple[str, ...]:
-    """Read strings before which the text ends."""
+    """Read strings before which the text ends. Empty ones are left out, as local servers do."""
     stop = fields.any(name)
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    stops = [each for each in stops if each != ""] if isinstance(stops, list) else stops
     if (
         not isinstance(stops, list)
         or len(stops) > MAX_STOPS
-        or not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARS for each in stops)
+        or not all(isinstance(each, str) and len(each) <= MAX_STOP_CHARS for each in stops)
     ):
         raise fields.wrong(name, f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters")
     return tuple(dict.fromkeys(stops))
@@ -341,19 +348,27 @@ def _read_stream_options(fields: Fields, stream: bool) -> bool:
 
 
 def read_format(given: Fields | None, param: str, within: str = "") -> tuple[str, dict[str, Any]]:
-    """Read a text's format: text, any JSON object, or what a schema allows, which is always strict.
+    """Read a text's format: text, any JSON object, or what a schema allows, which is always strict. A schema
+    beside `json_object` counts, as with llama-server.
 
     Return its grammar, empty for text, and the format as a response repeats it. The schema's fields are in
     the object `within`; empty: in the format itself.
     """
     given = given or Fields({"type": "text"})
     kind = given.choice("type", "", ("text", "json_object", "json_schema"))
-    if kind != "json_schema":
-        return json_grammar(param) if kind == "json_object" else "", {"type": kind}
+    if kind == "text":
+        return "", {"type": kind}
+    if kind == "json_object":
+        schema = given.schema("schema") if given.any("schema") else None
+        return json_grammar(param, schema), {"type": kind} | ({} if schema is None else {"schema": schema})
     inner = given.needed(within) if within else given
-    inner.text("description")
     schema = inner.schema("schema")
-    told = {"name": inner.text("name", longest=64), "schema": schema, "strict": inner.flag("strict", True)}
+    told = {
+        "name": inner.text("name", longest=64),
+        "description": inner.text("description") or None,
+        "schema": schema,
+        "strict": inner.flag("strict", True),
+    }
     return json_grammar(param, schema), {"type": kind, **told}
 
 
@@ -363,7 +378,7 @@ def json_grammar(param: str, schema: dict[str, Any] | None = None) -> str:
     from common.grammar import json_object_grammar, json_schema_grammar
 
     with blaming(param):
-        return json_object_grammar() if schema is None else json_schema_grammar(schema)
+        return json_object_grammar() if schema is None else json_schema_grammar(bounded(schema))
 
 
 def _read_own_grammar(ours: Fields) -> str:

@@ -104,7 +104,11 @@ class _ItemReader:
 
     def _output(self, item: Fields) -> None:
         identity = item.text("call_id", longest=MAX_ID)
-        message = {"role": "tool", "content": read_content(item, "output"), "tool_call_id": identity}
+        message = {
+            "role": "tool",
+            "content": read_content(item, "output", is_result=True),
+            "tool_call_id": identity,
+        }
         if name := self._names.get(identity):
             message["name"] = name
         self.messages.append(message)
@@ -136,7 +140,8 @@ class ReadTools:
         for at, each in enumerate(fields.list("tools", MAX_TOOLS)):
             tool = fields.entry("tools", at, each)
             if self._read(tool):
-                self.told.append(each)
+                own = {"description": None, "parameters": None, "strict": False}
+                self.told.append({**own, **each} if tool.any("type") == "function" else each)
         self.tools = self._chosen(fields).checked()
 
     def _read(self, tool: Fields, namespace: str = "") -> bool:

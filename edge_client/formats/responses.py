@@ -9,18 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from common.sampling import SamplingParams
 from edge_client.formats.api_error import TOO_LONG, ApiError, unsupported
+from edge_client.formats.constraints import Refused
 from edge_client.formats.detokenizer import TextSpan, Words, text_of
-from edge_client.formats.dialect import (
-    ChoiceEnd,
-    Dialect,
-    Heading,
-    Json,
-    Refused,
-    StopReason,
-    Usage,
-    named_frame,
-)
+from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage, named_frame
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.json_text import json_text, read_json
 from edge_client.formats.message import (
@@ -33,11 +26,11 @@ from edge_client.formats.message import (
 )
 from edge_client.formats.openai import MAX_LOGPROBS, logprob_entries
 from edge_client.formats.parsed_request import (
-    MOST,
     ParsedRequest,
     make_chat,
     read_asked,
     read_format,
+    read_limit,
     with_format,
 )
 from edge_client.formats.response_items import INPUT, ReadTools, read_items
@@ -47,7 +40,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 REPEATED = (
     "instructions",
-    "metadata",
+    "max_tool_calls",
     "previous_response_id",
     "prompt_cache_key",
     "safety_identifier",
@@ -96,9 +89,9 @@ class Responses(Dialect):
             raise unsupported("forerun.revise", words)
         told = {
             **_told(fields, asked),
-            "max_output_tokens": fields.whole("max_output_tokens", 0, 1, MOST) or asked.max_tokens,
+            "max_output_tokens": read_limit(fields, "max_output_tokens") or asked.max_tokens,
             "parallel_tool_calls": tools.tools.parallel,
-            "reasoning": reasoning or None,
+            "reasoning": {**reasoning, "summary": None} if reasoning else None,
             "text": {"format": form},
             "tools": tools.told,
         }
@@ -107,6 +100,10 @@ class Responses(Dialect):
             max_tokens=told["max_output_tokens"],
             form={"told": told, "calls": tools.calls, "input": kept if told["store"] else []},
         )
+
+    @staticmethod
+    def drawn_by(form: Json, sampling: SamplingParams) -> Json:
+        return {**form, "told": {**form["told"], **_sampling(sampling)}}
 
     # Events -----------------------------------------------------------------------------------------------
 
@@ -126,8 +123,10 @@ class Responses(Dialect):
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
         is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
+        took = end.ours["waited_ms"] + end.ours["elapsed_ms"]
         response = self._response(
             status,
+            completed_at=None if is_cut else self.heading.created + round(took / 1e3),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=usage_json(usage),
         )
@@ -292,6 +291,7 @@ class Responses(Dialect):
             "id": self.heading.id,
             "object": "response",
             "created_at": self.heading.created,
+            "completed_at": None,
             "status": status,
             "background": False,
             "error": None,
@@ -351,11 +351,12 @@ def usage_json(usage: Usage) -> Json:
 def _told(fields: Fields, asked: ParsedRequest) -> Json:
     """Return the plain values of a request that its response repeats."""
     return {name: fields.any(name) for name in REPEATED} | {
+        **_sampling(asked.sampling),
+        "metadata": fields.any("metadata") or {},
+        "service_tier": "default",
         "store": fields.flag("store", True),
-        "temperature": asked.sampling.temperature if fields.has("temperature") else None,
         "tool_choice": fields.any("tool_choice") or "auto",
-        "top_logprobs": asked.logprobs,
-        "top_p": asked.sampling.top_p if fields.has("top_p") else None,
+        "top_logprobs": asked.logprobs or 0,
         "truncation": "disabled",
     }
 
@@ -364,6 +365,12 @@ def _called(item: Json) -> Json:
     """Return what a whole item's call is, as `ReadTools.calls` has it."""
     kind = "custom" if item["type"] == "custom_tool_call" else "function"
     return {"type": kind, "name": item.get("name", ""), "namespace": item.get("namespace", "")}
+
+
+def _sampling(sampling: SamplingParams) -> Json:
+    """Return the values by which the text is drawn, under OpenAI's names."""
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    return {name: getattr(sampling, name) for name in names}
 
 
 def _read_reasoning(fields: Fields) -> Json:

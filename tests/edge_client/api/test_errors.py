@@ -88,6 +88,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"forerun": {"regex": "a+", "grammar": "start: /a/"}}, "forerun.regex"),
     ({"forerun": {"regex": "a+"}, "response_format": {"type": "json_object"}},
      "response_format"),
+    ({"forerun": {"regex": "a+"}, "tools": [TOOL], "tool_choice": "required"}, "forerun"),
 ]  # fmt: skip
 """What is added to a request that would be answered; the field that the error names."""
 
@@ -121,7 +122,7 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"tools": [{"type": "web_search"}]},
     {"metadata": {"run": "7"}, "store": True, "client_metadata": {"a": 1}, "verbosity": "high"},
     {"prompt_cache_key": "k", "user": "u", "safety_identifier": "s", "service_tier": "flex"},
-    {"temprature": 1, "n_predict": 1, "num_keep": 3, "tool_servers": []},
+    {"temprature": 1, "n_keep": 1, "num_keep": 3, "tool_servers": []},
     {"messages": [{"role": "user", "content": "abc", "nmae": "x", "cache_control": {}}]},
     {"reasoning_effort": "high"},
     {"n": 1, "best_of": 1, "reasoning_effort": "none", "modalities": ["text"]},

@@ -139,6 +139,8 @@ async def test_a_request_without_a_prompt_loads_the_model() -> None:
             ("/api/generate", {}),
         ):
             answer = await found.client.post(path, json={"model": "default", **fields})
+            unloaded = await found.client.post(path, json={"model": "default", "keep_alive": "0s", **fields})
+            assert unloaded.json()["done_reason"] == "unload"
             unknown = await found.client.post(path, json={"model": "other", **fields})
             assert (answer.json()["done_reason"], answer.json()["done"]) == ("load", True)
             assert unknown.status_code == 404
@@ -196,10 +198,11 @@ async def test_models_are_found_by_autodiscovery() -> None:
 @pytest.mark.parametrize(
     ("template", "endpoints", "has"),
     [
-        ("{{ messages }}", {}, {"completion"}),
+        ("{{ messages }}", {}, {"completion", "tools"}),
         ("{% if tools %}{{ tools }}{% endif %}", {}, {"completion", "tools"}),
-        ("{{ enable_thinking }}", {}, {"completion", "thinking"}),
-        ("{{ messages }}", {"endpoints": Filling}, {"completion", "insert"}),
+        ("{{ enable_thinking }}", {}, {"completion", "tools", "thinking"}),
+        ("{{ messages }}", {"endpoints": Filling}, {"completion", "tools", "insert"}),
+        ("", {}, {"completion"}),
     ],
 )
 async def test_capabilities_are_those_of_the_target(template: str, endpoints: Any, has: set[str]) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.grammar import json_schema_grammar
+from common.sampling import SamplingDefaults
 from edge_client.formats.api_error import ApiError, api_error
 from edge_client.formats.dialect import ChoiceEnd, Heading, StopReason
 from edge_client.formats.fields import Fields
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.sdk
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 SPACE = {"type": "namespace", "name": "mcp__files__", "description": "d", "tools": [SHELL]}
+TOLD = {"seed": 1, "waited_ms": 400.0, "elapsed_ms": 1200.0}
 ASKED: dict[str, Any] = {"model": "m", "input": "abc", "tools": [SHELL, PATCH, SPACE]}
 
 
@@ -46,7 +48,7 @@ def events(
     chunks = dialect.first(USAGE) + dialect.added((), {"mode": "ahead", "notes": []}, 0)
     for part in parts:
         chunks += dialect.added((part,), {}, 0)
-    end = ChoiceEnd(finish, None, {"seed": 1})
+    end = ChoiceEnd(finish, None, TOLD)
     chunks += dialect.choice_end(end, 0) + dialect.end(end, USAGE)
     return [parsed(dialect.framed(number, chunk)) for number, chunk in enumerate(chunks, 1)]
 
@@ -134,7 +136,7 @@ def test_a_whole_response_is_the_last_event_of_its_stream() -> None:
 
     parts = [ALL[0], ALL[1], ALL[3], *CALL, *CUSTOM]
     dialect = former()
-    whole = dialect.whole([(message_of(parts), ChoiceEnd(StopReason.CALLS, None, {"seed": 1}))], USAGE)
+    whole = dialect.whole([(message_of(parts), ChoiceEnd(StopReason.CALLS, None, TOLD))], USAGE)
     Response.model_validate_json(json.dumps(whole), strict=True)
     assert whole == events(parts)[-1]["response"]
 
@@ -161,6 +163,43 @@ def test_a_kept_response_is_streamed_as_it_was(parts: list[MessagePart], finish:
     assert [each["sequence_number"] for each in again] == list(range(len(again)))
     assert again[-1]["response"] == last
     assert joined(again) == joined(found)
+
+
+REQUIRED: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "object", "status", "model", "truncation", "service_tier"), (str,)),
+    **dict.fromkeys(("created_at", "completed_at", "top_logprobs"), (int,)),
+    **dict.fromkeys(("temperature", "top_p", "presence_penalty", "frequency_penalty"), (int, float)),
+    **dict.fromkeys(("output", "tools"), (list,)),
+    **dict.fromkeys(("text", "usage", "metadata"), (dict,)),
+    **dict.fromkeys(("parallel_tool_calls", "store", "background"), (bool,)),
+    **dict.fromkeys(("previous_response_id", "instructions", "safety_identifier"), (str, type(None))),
+    **dict.fromkeys(("incomplete_details", "error", "reasoning"), (dict, type(None))),
+    **dict.fromkeys(("max_output_tokens", "max_tool_calls"), (int, type(None))),
+    "prompt_cache_key": (str, type(None)),
+    "tool_choice": (str, dict),
+}
+"""Open Responses' fields of a completed response (its OpenAPI description, `ResponseResource`)."""
+
+
+@pytest.mark.api
+@pytest.mark.grpc
+async def test_a_response_has_all_fields_of_open_responses_with_the_values_that_count() -> None:
+    async with world() as found:
+        found.describe(sampling_defaults=SamplingDefaults(temperature=0.5, top_p=0.9))
+        response = await create(found, temperature=None, tools=[SHELL], reasoning={"effort": "low"})
+        own = await create(found, temperature=0, top_p=0.3)
+    for name, types in REQUIRED.items():
+        assert isinstance(response[name], types), name
+    assert (response["temperature"], response["top_p"]) == (0.5, 0.9)
+    assert (own["temperature"], own["top_p"]) == (0, 0.3)
+    assert set(response["tools"][0]) >= {"type", "name", "description", "parameters", "strict"}
+    assert set(response["reasoning"]) == {"effort", "summary"}
+
+
+def test_a_response_says_when_it_was_complete() -> None:
+    done, cut = (events(CALL, finish)[-1]["response"] for finish in (StopReason.CALLS, StopReason.LENGTH))
+    assert done["completed_at"] == done["created_at"] + 2
+    assert cut["completed_at"] is None
 
 
 def test_a_text_that_is_cut_off_is_incomplete() -> None:

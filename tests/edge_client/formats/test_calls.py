@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.grammar import Grammars, Matcher, json_schema_grammar, lark_grammar
+from common.grammar import Grammars, Matcher, json_schema_grammar, lark_grammar, regex_grammar
 from edge_client.formats.api_error import ApiError
 from edge_client.formats.call_grammar import CallGrammars, Thought, request_grammar, thought_of
 from edge_client.formats.call_style import CallStyle, call_style
@@ -423,17 +423,24 @@ def test_as_many_tools_as_openai_allows_can_be_required(name: str) -> None:
     ("tools", "own", "param"),
     [
         (Tools((LOOSE,), CallRule.REQUIRED), "grammar", "forerun"),
+        (Tools((LOOSE,), CallRule.REQUIRED), "regex", "forerun"),
         (Tools((LOOSE, NOT_ENFORCEABLE), CallRule.REQUIRED), "", "tools"),
         (Tools((LOOSE, Tool("s", "", {"type": 5}, True))), "", "tools"),
     ],
 )
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "gemma4"])
 def test_what_cannot_be_held_is_refused_with_its_field(name: str, tools: Tools, own: str, param: str) -> None:
-    given = {"grammar": lark_grammar('start: "a"'), "": ""}[own]
+    given = {"grammar": lark_grammar('start: "a"'), "regex": regex_grammar("a"), "": ""}[own]
     with pytest.raises(ApiError) as caught:
         asked(name, tools, given)
     assert (caught.value.status, caught.value.param) == (400, param)
     assert "start:" not in str(caught.value)  # our own rules say nothing to a client
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma4"])
+def test_a_regex_beside_tools_holds_the_whole_text(name: str) -> None:
+    own = regex_grammar("ab?c")
+    assert asked(name, Tools((LOOSE,)), own) == asked(name, Tools((STRICT,)), own) == own
 
 
 KEYWORDS = ["type", "properties", "required", "anyOf", "allOf", "$ref", "$defs", "enum", "items", "minItems"]

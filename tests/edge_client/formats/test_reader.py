@@ -40,12 +40,12 @@ def form_of(sample: Sample, tools: Sequence[Json] = TOOLS) -> MessageForm:
     return replace(sample.form, prefix=sample.prefix, tools=tools)
 
 
-def read(form: MessageForm, *texts: str) -> Message:
+def read(form: MessageForm, *texts: str, is_cut: bool = False) -> Message:
     """The whole message, of which each text is a token."""
     reader, message = MessageReader(form), Message()
     for token, text in enumerate(texts):
         message.add(reader.feed([TextSpan(text, TokenOrigin.SERVER, 1, token)]))
-    message.add(reader.finish())
+    message.add(reader.finish(is_cut))
     return message
 
 
@@ -152,6 +152,23 @@ def test_without_tools_and_reasoning_a_text_is_content_as_it_is(parts: list[str]
         found = read(family_of(source).form(source), *parts)
         assert (found.text.removesuffix("</s>"), found.calls) == (text.removesuffix("</s>"), [])
     assert read(MessageForm(), *parts).text == text
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_text_that_is_cut_off_shows_no_part_of_a_mark_or_of_a_call(name: str) -> None:
+    sample = SAMPLES[name]
+    whole = read(form_of(sample), sample.text)
+    for end in range(len(sample.text)):
+        begun = sample.text[:end]
+        found = read(form_of(sample), *begun, is_cut=True)
+        assert sample.content.startswith(found.text.strip()), begun
+        assert sample.thought.startswith(found.thought.strip()), begun
+        assert [each.name for each in whole.calls][: len(found.calls)] == [each.name for each in found.calls]
+
+
+def test_a_text_that_is_cut_off_keeps_what_begins_no_mark() -> None:
+    found = read(form_of(SAMPLES["hermes"]), "if a < b and {", is_cut=True)
+    assert found.text == "if a < b and {"
 
 
 # Calls ------------------------------------------------------------------------------------------------------
