@@ -209,7 +209,8 @@ def test_a_response_may_have_no_limit() -> None:
 
 
 def test_what_editors_send_to_fill_gaps_is_taken() -> None:
-    assert read("infill", samplers=["top_k", "top_p", "infill"], n_predict=0, t_max_predict_ms=500)
+    fields = {"samplers": ["top_k", "top_p", "infill"], "n_predict": 0, "t_max_predict_ms": 500}
+    assert read("infill", **fields).max_tokens == 1
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses", "messages", "ollama_chat"])
