@@ -49,7 +49,7 @@ async def test_a_chat_is_the_targets_text_in_openais_shape() -> None:
     assert body["created"] == 1_700_000_000
     assert body["model"] == "tiny@tiny-draft"
     text = alone(max_tokens=7, ignore_eos=True)
-    message = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     assert body["choices"] == [{"index": 0, "logprobs": None, "finish_reason": "length", "message": message}]
     ours, usage = body["forerun"], body["usage"]
     assert [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [3, 7, 10]
