@@ -283,6 +283,12 @@ def reported(command: Callable[[], int | None]) -> int:
         package = str(error.name).partition(".")[0]
         if package in OURS:
             raise
+        if package in sys.stdlib_module_names:
+            words = "run Forerun within WSL (wsl --install), as its servers need Linux or macOS"
+            print(
+                f"forerun: the Python of this system has no {error.name}; on Windows {words}", file=sys.stderr
+            )
+            return 2
         extras = " or ".join(f"'forerun[{extra}]'" for extra in extras_of(str(error.name)))
         print(f"forerun: {error.name} is not installed; pip install {extras}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from common.config.command_line import flags_from
 from common.errors import UserError
 from common.sampling import SamplingDefaults
 from edge_client.settings import SCHEMA
-from forerun.cli import COMMANDS, build_parser, extras_of, main, own_version
+from forerun.cli import COMMANDS, build_parser, extras_of, main, own_version, reported
 from forerun.commands import verify
 from forerun.options import join_address
 from schemes.rules.trained_judge import Judge
@@ -127,6 +127,15 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["verify", "--model", "x", "--check"]) == 2
     wording.keep(capsys.readouterr().err.splitlines()[-1])
+
+
+def test_on_a_system_without_unix_wsl_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python for Windows has no `resource`, among others."""
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert reported(lambda: import_module("resource")) == 2  # type: ignore[arg-type,return-value]
+    wording.keep(capsys.readouterr().err)
 
 
 def imported_by(package: str) -> Iterator[str]:
