@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli import COMMANDS_BY_WORD, build_parser
+from lab.tools.site import Site
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -86,3 +87,10 @@ def test_every_command_of_a_tutorial_can_be_read(page: Path, capsys: pytest.Capt
             build_parser(words[0]).parse_args(words)
         except SystemExit:
             pytest.fail(f"{name_of(page)}: forerun {shlex.join(words)}: {capsys.readouterr().err}")
+
+
+def test_every_page_has_a_place_on_the_site() -> None:
+    """`SECTIONS` of lab/tools/site.py must name a new one."""
+    places = Site("").places
+    assert {name_of(page) for page in PAGES} <= places.keys()
+    assert len(set(places.values())) == len(places)
