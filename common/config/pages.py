@@ -88,28 +88,22 @@ def reference(schema: Schema[Config]) -> str:
 
 
 def _table(schema: Schema[Config], name: str) -> str:
-    columns = ["key", "default", "may be", "meaning"] + ([] if schema.is_flat else ["flag"])
-    lines = [
-        f"\n### [{name}]\n",
-        f"{_first_sentence(schema.sections[name])}\n",
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
-    ]
+    lines = [f"\n### [{name}]\n", "| key | default | may be | meaning |", "|---|---|---|---|"]
     return "\n".join(lines + [_row(schema, entry) for entry in schema.of(name)]) + "\n"
 
 
 def _row(schema: Schema[Config], entry: Entry) -> str:
-    """Return a line of the table. A flat schema has no column of flags, as a flag is the setting's name."""
+    """Return a line of the table. It names the option where that is not made of the setting's name."""
     default = entry.setting.unset if entry.default is None and entry.setting.unset else as_toml(entry.default)
     allowed = entry.allowed.replace("|", "\\|")
     for phrase, short in SHORT_FORMS.items():
         allowed = allowed.replace(phrase, short)
     meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
-    meaning += " (no option)" if schema.is_flat and not entry.flags else ""
-    cells = [f"`{entry.field}`", f"`{default}`", allowed, meaning]
-    if not schema.is_flat:
-        cells.append(f"`{entry.flags[0]}`" if entry.flags else "none")
-    return f"| {' | '.join(cells)} |"
+    if not entry.flags:
+        meaning += " (no option)"
+    elif entry.flags[0] != entry.flag:
+        meaning += f" (`{entry.flags[0]}`)"
+    return f"| {' | '.join((f'`{entry.field}`', f'`{default}`', allowed, meaning))} |"
 
 
 def _line(entry: Entry, value: Value) -> str:
