@@ -14,13 +14,18 @@ from edge_client.formats.fields import Fields
 from edge_client.formats.json_text import read_json
 from edge_client.formats.parsed_request import ParsedRequest, blaming, json_grammar, with_format
 
-Refused = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Unsupported fields of a request: the values that change nothing, and advice for others."""
+Refused = Mapping[str, tuple[tuple[Any, ...], str] | None]
+"""Unsupported fields of a request: the values that change nothing, and advice for others. None: the field is
+ignored all the same."""
 
 NOTHING: tuple[Any, ...] = ("", [], {}, False)
 ZERO, ONE = (0, 0.0), (1, 1.0)
 SAMPLERS = "use temperature, top_k, top_p or min_p"
 LARK = "use forerun.grammar, in llguidance's dialect of Lark, or a JSON schema"
+
+
+TEXT = ({"type": "text"},)
+"""The values of `response_format` that change nothing."""
 
 
 def _rows(names: str, allowed: tuple[Any, ...], advice: str) -> Refused:
@@ -47,6 +52,7 @@ NOT_DONE: Refused = {
     **_rows("echo", (False,), "prepend the prompt to the answer in the client"),
     **_rows("use_beam_search", (False,), "ask for n texts and choose among them"),
     **_rows("grammar ebnf guided_grammar", NOTHING, LARK),
+    **_rows("format", NOTHING, "use response_format"),
     **_rows("structural_tag", NOTHING, "use tools with strict: true, or response_format"),
     **_rows("whitespace_pattern guided_whitespace_pattern", NOTHING, "set x-guidance in the schema"),
     **_rows("min_tokens min_new_tokens", (0,), "use ignore_eos with max_tokens, or forerun.regex"),
@@ -68,8 +74,9 @@ NOT_DONE: Refused = {
 
 def refuse(fields: Fields, refused: Refused = NOT_DONE) -> None:
     """Raise `ApiError` for an unsupported field that would change the text."""
-    for name, (allowed, advice) in refused.items():
-        fields.only(name, allowed, advice)
+    for name, row in refused.items():
+        if row is not None:
+            fields.only(name, *row)
 
 
 def with_forms(fields: Fields, asked: ParsedRequest) -> ParsedRequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from edge_client.formats.constraints import SAMPLERS, Refused
+from edge_client.formats.constraints import TEXT, Refused
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import ExtraFile, Gap
@@ -31,7 +31,8 @@ class InfillCompletion(Dialect):
     name, path, prefix, param = "infill", "/infill", "infill-", "input_prefix"
     refused: ClassVar[Refused] = {
         "n_probs": ((0,), "use /v1/completions with logprobs"),
-        "samplers": (([], ["top_k", "top_p", "infill"]), SAMPLERS),  # the latter is what editors send
+        "response_format": (TEXT, "use json_schema"),
+        "samplers": None,  # editors always send some, which leave the best tokens as they are
     }
 
     @staticmethod

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import ClassVar, assert_never
 
 from edge_client.formats.api_error import ApiError
-from edge_client.formats.constraints import Refused, refuse
+from edge_client.formats.constraints import TEXT, Refused, refuse
 from edge_client.formats.detokenizer import Words
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
@@ -50,7 +50,11 @@ class _Ollama(Dialect):
     bytes (`from=`)."""
 
     prefix, media_type, comment = "ollama-", LINES, b""
-    refused: ClassVar[Refused] = {"logprobs": ((False,), "use /v1/chat/completions")}
+    refused: ClassVar[Refused] = {
+        "logprobs": ((False,), "use /v1/chat/completions"),
+        "format": None,  # Ollama's own
+        "response_format": (TEXT, "use format"),
+    }
 
     def __init__(self, heading: Heading, words: Words | None) -> None:
         super().__init__(heading, words)

@@ -74,7 +74,6 @@ REFUSED: list[tuple[str, Any, Any]] = [
     ("xtc_probability", 0.5, 0),
     ("dynatemp_range", 0.5, 0.0),
     ("top_n_sigma", 1.0, -1.0),
-    ("samplers", ["xtc"], []),
     ("logits_processors", ["x"], []),
     ("custom_logit_processor", "x", ""),
     ("lora", [{"id": 0, "scale": 1}], []),
@@ -208,8 +207,17 @@ def test_a_response_may_have_no_limit() -> None:
     assert read("responses", max_output_tokens=-1).max_tokens is None
 
 
-def test_what_editors_send_to_fill_gaps_is_taken() -> None:
-    fields = {"samplers": ["top_k", "top_p", "infill"], "n_predict": 0, "t_max_predict_ms": 500}
+@pytest.mark.parametrize("dialect", ["infill", "ollama_chat", "ollama_generate"])
+def test_a_format_by_openais_name_is_refused_where_another_name_is_the_own(dialect: str) -> None:
+    form = {"type": "json_object"}
+    assert refusal(dialect, response_format=form)[1:] == ("unsupported_parameter", "response_format")
+    assert read(dialect, response_format={"type": "text"}).sampling.grammar == ""
+    assert refusal("chat", format="json")[2] == "format"
+
+
+def test_samplers_are_refused_but_editors_send_some_to_fill_gaps() -> None:
+    assert refusal("chat", samplers=["xtc"])[1:] == ("unsupported_parameter", "samplers")
+    fields = {"samplers": ["top_k", "infill"], "n_predict": 0, "t_max_predict_ms": 500}
     assert read("infill", **fields).max_tokens == 1
 
 

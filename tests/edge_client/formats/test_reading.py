@@ -61,6 +61,16 @@ async def test_a_call_that_a_stop_string_cuts_off_is_not_to_be_run(stop: str, fi
     assert len(whole["message"]["tool_calls"]) == 1
 
 
+async def test_a_call_that_is_cut_off_shows_none_of_its_notation() -> None:
+    async with scripted(lambda prompt: CALL) as address:
+        for length in (4, 11, 25, 40, len(CALL) - 5):
+            whole = (await ask(address, max_tokens=length)).json()["choices"][0]
+            chunks = events_of((await ask(address, max_tokens=length, stream=True)).text)
+            deltas = [each["choices"][0]["delta"] for each in chunks if each["choices"]]
+            assert (whole["message"]["content"] or "", whole["finish_reason"]) == ("", "length")
+            assert "".join(each.get("content") or "" for each in deltas) == ""
+
+
 @needs_templates
 async def test_a_format_holds_the_content_behind_a_thought_that_the_prompt_has_begun() -> None:
     messages = [{"role": "user", "content": "abc"}]
