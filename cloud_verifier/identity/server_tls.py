@@ -92,10 +92,8 @@ class LiveServerTls:
 
 def read_certificate(pem: bytes) -> x509.Certificate:
     """Return the first certificate of a chain. Raises `UserError`."""
-    try:
-        from cryptography import x509
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
+    from cryptography import x509
+
     try:
         return x509.load_pem_x509_certificate(pem)
     except (ValueError, x509.InvalidVersion) as error:

@@ -276,10 +276,8 @@ def identity_of(section: IdentitySection) -> tuple[Identity, Mapping[str, LiveFi
         return SecretIdentity(files[SECRETS]), files
     if section.token_keys is None:
         return (HeaderIdentity(section.tenant_header) if section.tenant_header else EVERYBODY), files
-    try:
-        from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys
-    except ImportError as error:
-        raise UserError(f"{error.name} is not installed; pip install 'forerun[verifier]'") from error
+    from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, live_keys  # needs pyjwt
+
     rules = TokenRules(section.token_audience, section.token_issuer)
     tokens = TokenIdentity(live_keys(section.token_keys), rules)
     return tokens, {**files, TOKEN_KEYS: tokens.keys}

@@ -72,7 +72,7 @@ class Job:
                 self._began = time.monotonic()
             self._step, self._steps = int(step or percent), int(steps or 100)
         elif match := DOING.match(line):
-            self._doing, self._step = match[1].rstrip("."), 0
+            self._doing, self._step = re.sub(r"\.*(: (started|finished).*)?$", "", match[1]), 0
 
     def doing(self, now: float) -> str:
         """Return what it is doing at `now` (monotonic seconds), and the time left once that can be told."""

@@ -80,18 +80,24 @@ def test_ready_wheels_are_asked_for_only_without_flags_of_ones_own(
     [
         ([], "starts"),
         (["Collecting torch==2.13.0", "  Downloading torch-2.13.0.whl (190.3 MB)"], "(190.3 MB)"),
+        (
+            ["  Installing build dependencies: finished with status 'done'"],
+            "part: Installing build dependencies",
+        ),
         (["  *** Configuring CMake...", "  [1/74] /usr/bin/g++ -c ggml.cpp"], "[1/74]"),
         (["[37/74] Building CXX object"], "[37/74], about 1:40 left"),
         (["[ 50%] Building C object"], "[50/100], about 1:40 left"),
         (["[74/74] Linking", "Installing collected packages: llama-cpp-python"], "Installing collected"),
     ],
-    ids=["nothing", "fetching", "ninja", "ninja later", "make", "afterwards"],
+    ids=["nothing", "fetching", "preparing", "ninja", "ninja later", "make", "afterwards"],
 )
 def test_what_pip_and_cmake_do_is_read_from_what_they_say(lines: list[str], doing: str) -> None:
     job = install.Job("part", ())
     for line in lines:
         job.note(line)
-    assert doing in job.doing(time.monotonic() + 100.0)
+    said = job.doing(time.monotonic() + 100.0)
+    assert doing in said
+    assert "finished" not in said
 
 
 def program(code: str) -> tuple[str, ...]:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from cloud_verifier.core.engine_protocol import TargetInfo
-from cloud_verifier.server.serving import info_of
+from cloud_verifier.server.serving import identity_of, info_of
+from cloud_verifier.settings import IdentitySection
 from common.acceptance import AcceptanceRule
 from common.config.command_line import flags_from
 from common.errors import UserError
@@ -127,6 +128,17 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["verify", "--model", "x", "--check"]) == 2
     wording.keep(capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_verifier_without_torch_is_named_an_extra_without_torch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of GGUF targets, whose tokens need pyjwt."""
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    monkeypatch.delitem(sys.modules, "cloud_verifier.identity.token_identity", raising=False)
+    section = IdentitySection(token_keys=tmp_path / "keys.json", token_audience="a")
+    assert reported(lambda: identity_of(section)) == 2  # type: ignore[arg-type,return-value]
+    wording.keep(capsys.readouterr().err)
 
 
 def test_on_a_system_without_unix_wsl_is_named(
