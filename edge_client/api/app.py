@@ -8,7 +8,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from importlib.resources import files
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -33,13 +34,14 @@ from edge_client.formats.dialect import SSE, Dialect
 from edge_client.formats.dialects import DIALECTS, error_body
 from edge_client.formats.fields import MAX_DEPTH, Fields, is_too_deep
 from edge_client.formats.json_text import well_formed
-from edge_client.formats.openai import read_chat
 from edge_client.formats.responses import Responses
-from edge_client.formats.token_requests import read_detokenize, read_tokenize, tokens_json
+from edge_client.formats.token_requests import read_detokenize, read_template, read_tokenize, tokens_json
 from edge_client.texts.resume import Journal, ReplayStream
 from edge_client.texts.text_request import Writer
 
 MAX_CONVERSATION_CHARS = 256
+
+OPENAPI = files("edge_client.api") / "openapi.json"
 
 CLIENT_GONE = 499
 """nginx' status of a request whose client went away, for logs only."""
@@ -48,6 +50,7 @@ HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 """Matches JSON's escape of half a surrogate pair. Two halves in a row are one character, one alone becomes
 U+FFFD: nobody can mend what a model or a tool has written, and its conversation would be refused for ever."""
 
+T = TypeVar("T")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -115,6 +118,7 @@ class Api:
             *(("GET", path, self._health) for path in HEALTH_PATHS),
             ("GET", "/readyz", self._readyz),
             ("GET", "/metrics", self._metrics_page),
+            ("GET", "/openapi.json", _openapi),
             ("GET", "/v1/status", _telling(self._status)),
             *(("GET", path, self._models) for path in ("/v1/models", "/v1/models/")),
             ("GET", "/v1/models/{name:path}", self._model),
@@ -251,34 +255,28 @@ class Api:
         return JsonResponse({**kind, "input_tokens": await service.count_tokens(dialect, body)})
 
     async def _tokenize(self, request: Request) -> Response:
-        fields, service = await self._fields(request)
-        asked = read_tokenize(fields)
-        fields.finish()
+        asked, service = await self._read(request, read_tokenize)
         tokens = await service.tokens(asked)
         return JsonResponse(await asyncio.to_thread(tokens_json, asked, service.texts.words, tokens))
 
     async def _detokenize(self, request: Request) -> Response:
-        fields, service = await self._fields(request)
-        tokens = read_detokenize(fields)
-        fields.finish()
+        tokens, service = await self._read(request, read_detokenize)
         return JsonResponse({"content": await service.detokenize(tokens)})
 
     async def _apply_template(self, request: Request) -> Response:
-        fields, service = await self._fields(request)
-        chat = read_chat(fields)
-        fields.finish()
+        chat, service = await self._read(request, read_template)
         return JsonResponse({"prompt": await service.render(chat)})
 
-    async def _fields(self, request: Request) -> tuple[Fields, TextEndpoints]:
-        """Return a request's fields, and the pair that its `model` names."""
+    async def _read(self, request: Request, read: Callable[[Fields], T]) -> tuple[T, TextEndpoints]:
+        """Return what `read` takes from a request's fields, and the pair that its `model` names."""
         body = await _body(request)
         fields = Fields(body)
-        fields.text("model", longest=512)
-        return fields, await self.pairs.of(body)
+        asked = read(fields)
+        fields.finish()
+        return asked, await self.pairs.of(body)
 
     async def _ollama_show(self, request: Request) -> Response:
-        fields = Fields(await _body(request))
-        name = fields.text("model", fields.text("name", longest=512), 512)
+        name = model_lists.read_name(Fields(await _body(request)))
         service = await self.pairs.of({"model": name})
         return JsonResponse(model_lists.ollama_model(service, name))
 
@@ -338,6 +336,11 @@ def _card(request: Request, name: str, service: TextEndpoints, writer: Writer) -
     if model_lists.ANTHROPIC_VERSION in request.headers:
         return model_lists.anthropic_card(name, service.texts.max_positions)
     return model_lists.openai_card(name, service, writer)
+
+
+async def _openapi(request: Request) -> Response:
+    """Return the API's description, which `make generate` writes (lab/tools/openapi.py)."""
+    return Response(OPENAPI.read_bytes(), media_type="application/json")
 
 
 async def _error(request: Request, error: Exception) -> Response:

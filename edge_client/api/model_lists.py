@@ -14,6 +14,7 @@ from common.errors import ForerunError
 from edge_client.api.endpoints import DEFAULT, TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.formats.dialect import Json
+from edge_client.formats.fields import Fields
 from edge_client.texts.text_request import Writer
 
 ANTHROPIC_VERSION = "anthropic-version"
@@ -130,6 +131,11 @@ def ollama_running(pairs: Pairs) -> list[Json]:
         for name, (service, writer) in models
         if name != DEFAULT and writer is not Writer.DRAFT and service.texts.verifiers.best() is not None
     ]
+
+
+def read_name(fields: Fields) -> str:
+    """Read the name of the model that a request asks about."""
+    return fields.text("model", fields.text("name", longest=512), 512)
 
 
 def ollama_model(service: TextEndpoints, name: str) -> Json:

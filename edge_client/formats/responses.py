@@ -123,7 +123,7 @@ class Responses(Dialect):
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
         is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
-        took = end.ours["waited_ms"] + end.ours["elapsed_ms"]
+        took = end.ours["elapsed_ms"]
         response = self._response(
             status,
             completed_at=None if is_cut else self.heading.created + round(took / 1e3),

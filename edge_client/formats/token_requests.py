@@ -32,6 +32,7 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
 
     By default a `prompt` begins as in /v1/completions, `content` without the beginning token.
     """
+    read_model(fields)
     param = next((name for name in ("content", "prompt", "messages") if fields.has(name)), "")
     if not param:
         raise fields.missing("content")
@@ -62,7 +63,19 @@ def tokens_json(asked: TokenizeRequest, words: Words, tokens: tuple[int, ...]) -
 
 def read_detokenize(fields: Fields) -> list[Any]:
     """Read the token ids of a text. Raises `ApiError` that names the field."""
+    read_model(fields)
     return fields.list("tokens", MOST_TOKENS)
+
+
+def read_template(fields: Fields) -> ChatPrompt:
+    """Read the chat that is to be rendered. Raises `ApiError` that names the field."""
+    read_model(fields)
+    return read_chat(fields)
+
+
+def read_model(fields: Fields) -> str:
+    """Read the model's name, which chooses the daemon's pair."""
+    return fields.text("model", longest=512)
 
 
 def _piece(data: bytes) -> str | list[int]:

@@ -3,6 +3,7 @@
 - the tables of settings in docs/edge_config.md and docs/verifier_config.md, from the schemas;
 - the tables of metrics in docs/verifier_config.md, from the metrics' definitions;
 - the tables of clients in docs/clients.md, from their tests;
+- the API's description in OpenAPI, from the code that reads its requests;
 - the alerts of deploy/compose, from the cluster's PrometheusRule.
 """
 
@@ -17,6 +18,7 @@ from cloud_verifier import settings as verifier
 from cloud_verifier.telemetry.metrics import METRICS, OWN, VLLM, Metric
 from common.config.pages import reference
 from edge_client import settings as edge
+from lab.tools import openapi
 from lab.tools.clients import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,7 @@ def files() -> dict[Path, str]:
         clients: _between_marks(clients, table(ROOT)),
         device: _between_marks(device, f"{reference(edge.SCHEMA)}\n¹ A fleet may set it.\n"),
         server: _between_marks(server, f"{reference(verifier.SCHEMA)}\n## Metrics\n{_metrics()}"),
+        ROOT / "edge_client" / "api" / "openapi.json": openapi.text(docs / "api.md", ROOT / "pyproject.toml"),
         ROOT / "deploy" / "compose" / "prometheus" / "alerts.yaml": _alerts(),
     }
 

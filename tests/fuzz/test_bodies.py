@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from edge_client.formats.dialects import DIALECTS
+from lab.tools.bodies import GOOD
 from tests.edge_client.api.world import Filling, world
-from tests.fuzz.bodies import GOOD, check, run
+from tests.fuzz.bodies import check, run
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -133,28 +134,35 @@ PLAIN: dict[str, dict[str, Any]] = {
 """Requests of endpoints that need no chat, by path."""
 
 
-async def responses() -> dict[str, list[str]]:
-    """Return the masked lines of all responses, by path and text."""
+@contextlib.asynccontextmanager
+async def scripted_client(service: type[TextService] = ScriptedTexts) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of an API whose texts are written by a script."""
     vocabulary = Vocabulary(TABLE)
     description = Description(
         MODEL, len(TABLE), 4096, vocabulary.fingerprint, Bytes.eos_ids, chat_template=THINKING, grammars=True
     )
     verifier = OneVerifier(VerifierChannel("127.0.0.1:1"), description)
-    texts = ScriptedTexts(Bytes(), vocabulary, verifier, None, TextSettings(), clock=lambda: 100.0)
+    texts = service(Bytes(), vocabulary, verifier, None, TextSettings(), clock=lambda: 100.0)
     api = Api(
         Pairs(Filling(texts, Defaults(), lambda: 1_700_000_000.0)),
         ApiSettings(Gate()),
         status=lambda: {"mode": "server-only"},
         ready=lambda: "",
     )
-    asked = [(path, question, body) for question in ANSWERS for path, body in bodies(question)]
-    asked += [(path, "plain", {**body, "model": MODEL, "stream": True}) for path, body in PLAIN.items()]
-    lines = {}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(api.app), base_url="http://127.0.0.1"
     ) as client:
+        yield client
+    await api.streams.close()
+
+
+async def responses() -> dict[str, list[str]]:
+    """Return the masked lines of all responses, by path and text."""
+    asked = [(path, question, body) for question in ANSWERS for path, body in bodies(question)]
+    asked += [(path, "plain", {**body, "model": MODEL, "stream": True}) for path, body in PLAIN.items()]
+    lines = {}
+    async with scripted_client() as client:
         for path, question, body in asked:
             answer = await client.post(path, json=body)
             lines[f"{path} {question}"] = [str(answer.status_code), *masked(answer.text)]
-    await api.streams.close()
     return lines

@@ -21,9 +21,9 @@ from edge_client.formats.fields import MAX_DEPTH, Fields
 from edge_client.formats.openai import ChatCompletion, tool_call
 from edge_client.network.verifiers import Verifiers
 from edge_client.texts.text_service import TextSettings
+from lab.tools.bodies import GOOD
 from tests import wording
 from tests.edge_client.api.world import World, world
-from tests.fuzz.bodies import GOOD
 from tests.support.tiny import TABLE, VOCABULARY
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
