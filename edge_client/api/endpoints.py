@@ -488,9 +488,10 @@ class TextEndpoints:
         quota = described.max_text_tokens if described is not None else None
         if asked is not None and asked > (quota or asked) and not dialect.shortens:
             raise wrong("max_tokens", f"max_tokens is {asked}; the verifier's quota allows {quota} at most")
-        if asked is not None and dialect.shortens:
+        if asked and dialect.shortens:
             return min(asked, room, quota or room)
-        return asked or min(room, dialect.default_tokens or room, quota or room)
+        usual = dialect.default_tokens if asked is None else None
+        return asked or min(room, usual or room, quota or room)
 
     def _system_fingerprint(self) -> str:
         described = self.texts.verifiers.best()

@@ -119,13 +119,7 @@ class TreeWatch:
         nodes = session.tree.speculative()
         self._shown = {(node.parent, node.token): node.id for node in nodes if node.parent is not None}
         self._tip, self._length = session.tree.tip.id, len(session.tree.committed)
-        acceptance = round(session.view.acceptance.ratio, 3)
-        return {
-            **_view(session, self._words),
-            "begins": begins,
-            "committed": committed,
-            "acceptance": acceptance,
-        }
+        return {**_view(session, self._words), "begins": begins, "committed": committed}
 
     def figures(self) -> dict[str, Any] | None:
         """Return the text's figures if they have changed."""

@@ -142,7 +142,7 @@ class ParsedRequest:
     model: str
     sampling: SamplingParams  # its `max_tokens` is not read
     left_out: frozenset[str]  # sampling values that the request does not name
-    max_tokens: int | None  # None: as many as fit
+    max_tokens: int | None  # None: the dialect's default; 0: as many as fit
     stops: tuple[str, ...]
     stream: bool
     n: int  # texts in the response
@@ -319,8 +319,9 @@ def _read_max_tokens(fields: Fields) -> int | None:
 
 
 def read_limit(fields: Fields, name: str) -> int | None:
-    """Read a limit on tokens; None without one, for which local servers write -1."""
-    return None if fields.any(name) in (None, -1) else fields.whole(name, 0, 1, MOST)
+    """Read a limit on tokens: 0 for as many as fit, which local servers write as -1; None without a limit."""
+    given = fields.any(name)
+    return None if given is None else 0 if given == -1 else fields.whole(name, 0, 1, MOST)
 
 
 def read_stops(fields: Fields, name: str = "stop") -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Responses(Dialect):
             raise unsupported("forerun.revise", words)
         told = {
             **_told(fields, asked),
-            "max_output_tokens": read_limit(fields, "max_output_tokens") or asked.max_tokens,
+            "max_output_tokens": read_limit(fields, "max_output_tokens") or asked.max_tokens or None,
             "parallel_tool_calls": tools.tools.parallel,
             "reasoning": {**reasoning, "summary": None} if reasoning else None,
             "text": {"format": form},

@@ -5,7 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-const KEY = "forerun-token";
+const KEY = "forerun-token", TALK = "forerun-talk"; // in the tab's own storage, which a reload keeps
 
 function make(tag, className, text) {
   const found = document.createElement(tag);
@@ -121,8 +121,8 @@ const GAUGES = [
   { name: "speed", label: "Speed", unit: "tokens/s", digits: 0 },
   { name: "speedup", label: "Estimated speed-up", unit: "×", digits: 2 },
   { name: "rate", label: "Guessed right", unit: "%", digits: 0 },
-  { name: "length", label: "Tokens per target step", unit: "", digits: 2 },
-  { name: "saved", label: "Target steps saved", unit: "%", digits: 0 },
+  { name: "length", label: "Tokens per server step", unit: "", digits: 2 },
+  { name: "saved", label: "Server steps saved", unit: "%", digits: 0 },
 ];
 const KEPT = 60; // values of a sparkline
 
@@ -174,44 +174,195 @@ class Gauge {
 
 const gauges = {};
 
+// Tokens that the server decided. A guess was right if it was among them and had been sent in time.
+const decided = (figures) => figures.tokens - figures.device_tokens;
+
 function showFigures(figures, latestRtt) {
-  const byTarget = figures.tokens - figures.device_tokens;
+  const byTarget = decided(figures);
   gauges.rtt.show(latestRtt || figures.rtt_p50_ms || undefined);
   if (figures.target_steps) {
     gauges.length.show(figures.acceptance_length);
     if (byTarget > 0) gauges.saved.show(Math.max(0, 100 * (1 - figures.target_steps / byTarget)));
   }
-  if (figures.proposed && isNumber(acceptance)) gauges.rate.show(100 * acceptance);
+  if (figures.proposed && byTarget > 0) gauges.rate.show(100 * figures.accepted / byTarget);
   if (figures.estimated_speedup) gauges.speedup.show(figures.estimated_speedup);
 }
 
 // The text --------------------------------------------------------------------------------------------------
 
+// Finds the code in a text while it streams: blocks between fences of backticks, and inline code. Each piece stays
+// a text node in the order of the text; the backticks themselves are hidden once their meaning is plain.
+class Markup {
+  constructor(cursor) {
+    this.cursor = cursor; // an element; the next piece goes before it, and it moves into code and out again
+    this.line = ""; // of the text, since the last line break
+    this.nodes = []; // of that line
+    this.ticks = null; // backticks in a row that may go on: {size, nodes}
+    this.inline = null; // code that is not closed yet: {box, size, nodes, fence}
+    this.block = null; // between fences: {box, size, text, tail}
+  }
+
+  put(text, origin) {
+    for (const part of text.match(/`+|\n|[^`\n]+/g) ?? []) {
+      if (part === "\n") this.breakLine();
+      else if (this.block) this.putInBlock(part, origin);
+      else if (part[0] === "`") this.tick(part, origin);
+      else {
+        this.settle();
+        this.add(part, origin);
+      }
+    }
+  }
+
+  // Indents bear no marks.
+  add(part, origin) {
+    const nodes = part.split(/(\s{2,})/).filter(Boolean).map((piece) => (
+      piece.length > 1 && !piece.trim() ? document.createTextNode(piece) : make("span", origin, piece)
+    ));
+    this.cursor.before(...nodes);
+    this.line += part;
+    this.nodes.push(...nodes);
+    return nodes;
+  }
+
+  tick(part, origin) {
+    this.ticks ??= { size: 0, nodes: [] };
+    this.ticks.size += part.length;
+    this.ticks.nodes.push(...this.add(part, origin));
+  }
+
+  // Backticks in a row have come to their end: they open code, close it, or stand for themselves.
+  settle() {
+    const { ticks, inline } = this;
+    this.ticks = null;
+    if (!ticks) return;
+    if (!inline) {
+      this.inline = { ...ticks, box: make("code"), fence: /^\s*`{3,}$/.test(this.line) };
+      this.cursor.before(this.inline.box);
+      this.inline.box.append(this.cursor);
+    } else if (ticks.size === inline.size) {
+      inline.box.after(this.cursor);
+      this.inline = null;
+    } else {
+      inline.fence = false; // after a fence stands a language, which has no backtick
+      return;
+    }
+    for (const each of ticks.nodes) each.classList.add("tick");
+  }
+
+  breakLine() {
+    this.settle();
+    if (this.block) this.breakCode();
+    else if (this.inline?.fence) this.open(this.inline);
+    else {
+      this.undo();
+      this.cursor.before("\n");
+    }
+    this.line = "";
+    this.nodes = [];
+  }
+
+  // Inline code ends with its line. What is not closed by then was none.
+  undo() {
+    if (!this.inline) return;
+    const { box, nodes } = this.inline;
+    box.after(this.cursor);
+    box.replaceWith(...box.childNodes);
+    for (const each of nodes) each.classList.remove("tick");
+    this.inline = null;
+  }
+
+  // The line was a fence: it becomes the head of a block.
+  open({ box, size }) {
+    const block = { box: make("div", "block"), size, text: "", tail: null };
+    const head = make("div", "block-head"), language = make("span"), pre = make("pre"), code = make("code");
+    box.replaceWith(block.box);
+    language.append(...this.nodes, "\n");
+    head.append(language, copyButton("code", () => block.text));
+    pre.tabIndex = 0; // long lines are scrolled with the arrow keys
+    pre.setAttribute("role", "group");
+    pre.setAttribute("aria-label", "Code");
+    code.append(this.cursor);
+    pre.append(code);
+    block.box.append(head, pre);
+    this.block = block;
+    this.inline = null;
+  }
+
+  putInBlock(part, origin) {
+    const { block } = this;
+    if (block.tail) block.tail.replaceWith(...block.tail.childNodes); // it may go on, and be no fence
+    block.tail = null;
+    this.add(part, origin);
+    const fence = this.line.trim();
+    if (fence.length < block.size || /[^`]/.test(fence)) return;
+    block.tail = make("span", "tick");
+    this.nodes[0].before(block.tail);
+    block.tail.append(...this.nodes);
+  }
+
+  breakCode() {
+    const { block } = this;
+    if (block.tail) {
+      block.tail.append("\n");
+      block.box.after(this.cursor);
+      this.block = null;
+    } else {
+      this.cursor.before("\n");
+      block.text += `${this.line}\n`;
+    }
+  }
+
+  end() {
+    this.settle();
+    this.undo();
+    if (this.block && !this.block.tail) this.block.text += this.line;
+  }
+}
+
+// All that a reload needs of an answer: `runs` are [text, origin], `notes` are [text, class].
+const begin = (kind, asked) => ({ kind, asked, thought: "", runs: [], notes: [], ended: false });
+const textOf = (entry) => entry.runs.map(([text]) => text).join("");
+
 // One answer as it is written: what stays, then the draft's guess, which may be taken back.
 class Answer {
-  constructor(given) {
-    this.text = "";
+  constructor(entry) {
+    this.entry = entry;
     this.count = 0; // tokens that stay
     this.arrived = []; // [milliseconds, tokens], of the newest second
     this.guess = []; // an element for each guessed token
-    this.box = make("p", "answer");
-    if (given) this.box.append(make("span", "given", given));
-    this.guessBox = make("span");
     this.caret = make("span", "caret");
-    this.box.append(this.guessBox, this.caret);
+    this.cursor = make("span");
+    this.cursor.append(this.caret);
+    this.box = make("div", entry.kind === "chat" ? "answer" : "answer raw");
+    this.box.append(this.cursor);
+    this.markup = new Markup(this.cursor);
+    if (entry.kind === "chat") $("transcript").append(make("p", "asked", entry.asked));
+    else this.markup.put(entry.asked, "given");
     $("transcript").append(this.box);
     follow(true);
   }
 
+  // What a reload found.
+  restore() {
+    const { thought, runs, notes, ended } = this.entry;
+    if (thought) this.think(thought, false);
+    for (const [text, origin] of runs) this.markup.put(text, origin);
+    for (const [text, className] of notes) this.showNote(text, className);
+    if (!ended) this.note("The page was reloaded while this was written.");
+    this.end();
+  }
+
   // Reasoning stands before the answer, in a box that can be closed.
-  think(text) {
+  think(text, isNew = true) {
     if (!this.thought) {
       const box = make("details", "thought");
-      box.open = true;
+      box.open = isNew;
       box.append(make("summary", "", "Reasoning"), this.thought = make("span"));
       this.box.prepend(box);
     }
     this.thought.append(text);
+    if (isNew) this.entry.thought += text;
     follow();
   }
 
@@ -219,10 +370,10 @@ class Answer {
     for (const [text, origin, tokens] of runs) {
       for (const old of this.guess.splice(0, tokens)) old.remove();
       this.count += tokens;
-      this.text += text;
-      for (const part of text.split(/(\s*\n\s*|\s{2,})/)) { // ends of lines and indents bear no marks
-        if (part) this.guessBox.before(part.length > 1 && !part.trim() || part === "\n" ? part : make("span", origin, part));
-      }
+      const last = this.entry.runs.at(-1);
+      if (last?.[1] === origin) last[0] += text;
+      else this.entry.runs.push([text, origin]);
+      this.markup.put(text, origin);
     }
     const now = performance.now();
     this.arrived.push([now, runs.reduce((sum, run) => sum + run[2], 0)]);
@@ -234,7 +385,7 @@ class Answer {
     for (const text of texts) {
       const each = make("span", "guess", text);
       this.guess.push(each);
-      this.guessBox.append(each);
+      this.caret.before(each);
     }
     follow();
   }
@@ -256,15 +407,48 @@ class Answer {
   }
 
   note(text, className = "note") {
-    if (!this.box.isConnected) return; // its talk was put away
-    $("transcript").append(make("p", className, text));
+    this.entry.notes.push([text, className]);
+    if (this.box.isConnected) this.showNote(text, className); // else its talk was put away
+  }
+
+  showNote(text, className) {
+    this.last = make("p", className, text);
+    $("transcript").append(this.last);
     follow();
   }
 
   end() {
+    this.entry.ended = true;
+    this.markup.end();
     this.caret.remove();
     this.retract(this.count);
+    if (textOf(this.entry)) (this.last ?? this.box).after(copyButton("text", () => textOf(this.entry)));
+    follow();
   }
+}
+
+function copyButton(what, text) {
+  const button = make("button", "copy", "Copy");
+  button.type = "button";
+  button.setAttribute("aria-label", `Copy this ${what}`);
+  button.addEventListener("click", async () => {
+    const done = await copy(text()).then(() => "Copied", () => "Not copied");
+    button.textContent = done;
+    $("said").textContent = `${done}.`;
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return button;
+}
+
+// A page that came over plain HTTP from another machine has no clipboard, only the command of old.
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const put = (event) => {
+    event.clipboardData.setData("text/plain", text);
+    event.preventDefault();
+  };
+  document.addEventListener("copy", put, { once: true });
+  if (!document.execCommand("copy")) throw new Error("the browser refused");
 }
 
 // Keeps the end in sight, unless its reader has scrolled up.
@@ -281,7 +465,7 @@ function summary(found, finish) {
   if (found.accepted) parts.push(`${found.accepted} drafted here`);
   if (byServer > 0) parts.push(`${byServer} by the server`);
   if (found.device_tokens) parts.push(`${found.device_tokens} by this device alone`);
-  if (found.target_steps) parts.push(`${found.target_steps} target steps`);
+  if (found.target_steps) parts.push(`${found.target_steps} server steps`);
   if (found.resumes) parts.push(`${found.resumes} reconnects`);
   if (finish === "length") parts.push("ended at its token limit");
   return parts.join(" · ");
@@ -556,7 +740,7 @@ class Tree {
       this.shape(node, chosen.has(node));
       node.tx = lefts[node.depth] + node.w / 2;
       node.ty = tops[node.row] + up;
-      node.goal = 0.4 + 0.6 * Math.sqrt(node.chance);
+      node.goal = node.labelled ? 1 : 0.4 + 0.6 * Math.sqrt(node.chance); // a faint text could not be read
       node.edgeGoal = 0.25 + 0.6 * Math.sqrt(node.chance);
       node.edge.setAttribute("stroke-width", (0.8 + 3 * node.chance).toFixed(2));
       node.title.textContent = `“${node.label}”, ${shown(100 * node.chance, 0)} % likely, ${node.sent ? "sent" : "not sent yet"}`;
@@ -572,7 +756,7 @@ class Tree {
       node.tx = x - node.w / 2;
       node.ty = this.tip.ty;
       x -= node.w + 6;
-      node.goal = at === count - 1 ? 1 : x < -10 ? 0 : Math.max(0.25, 1 - 0.16 * (count - 1 - at));
+      node.goal = at === count - 1 ? 1 : x < -10 ? 0 : Math.max(0.7, 1 - 0.1 * (count - 1 - at));
       node.edgeGoal = 0;
     }
     while (this.trail.length > 9) this.trail.shift().goal = 0;
@@ -669,69 +853,98 @@ const width = (text) => [...text].reduce((sum, each) => sum + (each.codePointAt(
 // Writing ---------------------------------------------------------------------------------------------------
 
 let tree;
-let messages = []; // of the chat so far
+let talk = []; // what `begin` made, the newest last
+let isLeaving = false; // the page is saved and goes away
 let writing = null; // {answer, stop} while a text is written
 let latestRtt = 0; // milliseconds
 const writers = new Map(); // model -> split, target or draft
 const TREE_EMPTY = $("tree-empty").textContent;
-let acceptance; // share of places at which a guess that was sent in time was right
 
 function settings() {
   const value = (id) => ($(id).value === "" ? undefined : Number($(id).value));
-  return { temperature: value("temperature"), seed: value("seed"), max_tokens: value("max-tokens") };
+  return { temperature: value("temperature"), seed: value("seed"), max_tokens: value("max-tokens") ?? -1 };
 }
 
 const kind = () => document.querySelector("input[name=kind]:checked").value;
 
 function tellSettings() {
   const { temperature, seed, max_tokens: most } = settings();
-  const parts = [temperature === undefined ? "the target's temperature" : `temperature ${temperature}`, seed === undefined ? "any seed" : `seed ${seed}`];
-  if (most !== undefined) parts.push(`${most} tokens`);
-  $("settings-summary").textContent = parts.join(", ");
+  $("settings-summary").textContent = [
+    temperature === undefined ? "the server's temperature" : `temperature ${temperature}`,
+    seed === undefined ? "any seed" : `seed ${seed}`,
+    most < 0 ? "as many tokens as fit" : `at most ${most} tokens`,
+  ].join(", ");
   $("prompt").placeholder = kind() === "chat" ? "Message" : "The beginning of a text";
   $("empty").textContent = kind() === "chat" ? "Ask something, and watch who writes the answer." :
     "Begin a text, and watch who writes the rest.";
 }
 
+const messages = () => talk.filter((entry) => entry.kind === "chat" && textOf(entry)).flatMap((entry) => [
+  { role: "user", content: entry.asked }, { role: "assistant", content: textOf(entry) },
+]);
+
 async function start() {
   const text = $("prompt").value;
   if (writing || !text.trim()) return;
   const chat = kind() === "chat";
+  const what = { model: $("model").value, stream: true, ...settings(), forerun: { origins: true, revise: true } };
+  const body = chat ? { ...what, messages: [...messages(), { role: "user", content: text }] } : { ...what, prompt: text };
+  const entry = begin(kind(), text), answer = new Answer(entry), stop = new AbortController();
+  talk.push(entry);
   $("empty").hidden = true;
-  if (chat) {
-    $("transcript").append(make("p", "asked", text));
-    messages.push({ role: "user", content: text });
-    $("prompt").value = "";
-  }
-  const answer = new Answer(chat ? "" : text), stop = new AbortController(), talk = messages;
+  if (chat) $("prompt").value = "";
   writing = { answer, stop };
   begun();
-  const what = { model: $("model").value, stream: true, ...settings(), forerun: { origins: true, revise: true } };
-  const body = chat ? { ...what, messages } : { ...what, prompt: text };
   const path = chat ? "/v1/chat/completions" : "/v1/completions";
   try {
     await read(await ask(path, { body, signal: stop.signal }), answer, stop);
   } catch (error) {
     if (error.name === "AbortError") answer.note("Stopped.", "figures");
     else answer.note(error.message, "problem");
-    if (chat && !answer.text) talk.pop(); // nothing was answered: the next message is not a second question
   }
-  if (chat && talk.at(-1)?.role === "user") talk.push({ role: "assistant", content: answer.text });
   ended();
+}
+
+// A tab has room for some megabytes: the oldest entries go first.
+function save() {
+  if (isLeaving) return;
+  for (let kept = talk; ; kept = kept.slice(1)) {
+    try {
+      return sessionStorage.setItem(TALK, JSON.stringify(kept));
+    } catch (error) {
+      if (!kept.length) return console.warn(error);
+    }
+  }
+}
+
+// The browser then ends the stream, which is no failure to be kept.
+function leave() {
+  save();
+  isLeaving = true;
+}
+
+function restore() {
+  try {
+    talk = JSON.parse(sessionStorage.getItem(TALK)) ?? [];
+  } catch { /* not of this page: begin anew */ }
+  $("empty").hidden = talk.length > 0;
+  for (const entry of talk) new Answer(entry).restore();
 }
 
 async function read(response, answer, stop) {
   for await (const chunk of events(response)) {
     if (chunk.error) throw new Error(chunk.error.message);
-    const ours = chunk.forerun, finish = chunk.choices?.[0]?.finish_reason;
-    const thought = chunk.choices?.[0]?.delta?.reasoning_content;
-    if (thought) answer.think(thought);
+    const ours = chunk.forerun, choice = chunk.choices?.[0], finish = choice?.finish_reason;
+    if (choice?.delta?.reasoning_content) answer.think(choice.delta.reasoning_content);
+    const rest = ours?.origins ? "" : choice?.delta?.content ?? choice?.text; // held back: its token was counted
+    if (rest) answer.write([[rest, answer.entry.runs.at(-1)?.[1] ?? "server", 0]]);
     if (!ours) continue;
     if (finish) {
       answer.note(summary(ours, finish), "figures");
       showFigures(ours, latestRtt);
       if (ours.proposed) {
-        $("tree-count").textContent = `${shown(ours.proposed, 0)} guesses sent, ${shown(ours.accepted, 0)} became text`;
+        $("tree-count").textContent = `${shown(ours.accepted, 0)} of ${shown(decided(ours), 0)} tokens guessed right, ` +
+          `with ${shown(ours.proposed, 0)} guesses`;
       }
       if (ours.tokens && ours.elapsed_ms) gauges.speed.show(1000 * ours.tokens / ours.elapsed_ms);
       $("said").textContent = `The text has ended. ${summary(ours, finish)}`;
@@ -763,7 +976,6 @@ async function watch(id, answer, signal) {
       if (news.tree) {
         $("tree-empty").classList.add("off");
         if (news.tree.rtt_ms) latestRtt = news.tree.rtt_ms;
-        acceptance = news.tree.sent || news.tree.committed.some(([id]) => id) ? news.tree.acceptance : acceptance;
         tree.show(news.tree);
       }
       if (news.figures) {
@@ -776,9 +988,7 @@ async function watch(id, answer, signal) {
 
 function begun() {
   latestRtt = 0;
-  acceptance = undefined;
-  $("start").hidden = true;
-  $("stop").hidden = false;
+  swapButtons("start", "stop");
   $("tree-empty").classList.remove("off");
   for (const gauge of Object.values(gauges)) gauge.clear();
   tree.begin();
@@ -792,19 +1002,27 @@ function begun() {
   };
 }
 
+// The one takes the other's place, and the focus if that had it.
+function swapButtons(old, fresh) {
+  const hadFocus = document.activeElement === $(old);
+  $(fresh).hidden = false;
+  if (hadFocus) $(fresh).focus();
+  $(old).hidden = true;
+}
+
 function ended() {
   writing.answer.end();
   writing = null;
   tree.end();
-  $("stop").hidden = true;
-  $("start").hidden = false;
-  if (document.activeElement === document.body) $("prompt").focus();
+  swapButtons("stop", "start");
+  save();
   look();
 }
 
 function clearAll() {
   writing?.stop.abort();
-  messages = [];
+  talk = [];
+  save();
   for (const each of [...$("transcript").children]) if (each.id !== "empty") each.remove();
   $("empty").hidden = false;
   $("prompt").focus();
@@ -885,13 +1103,17 @@ async function tryChat() {
 let wanted = null; // the newest wish that is not sent yet
 let sending = false;
 
-// The demonstration's model writes small functions from such a sentence.
-const DEMO_REQUEST = "Return the sum of the even numbers in a list.";
+// The demonstration's model goes on with a small function.
+const DEMO_REQUEST = "# Return the sum of the even numbers in a list.\n";
 
 async function findLink() {
   try {
     showLink(await (await ask("/v1/demo/link")).json());
-    if ($("link").hidden && !$("prompt").value) $("prompt").value = DEMO_REQUEST;
+    if ($("link").hidden && !$("prompt").value && !talk.length) {
+      $("prompt").value = DEMO_REQUEST;
+      document.querySelector("input[value=completion]").checked = true;
+      tellSettings();
+    }
     $("link").hidden = false;
   } catch { /* the next look tries again */ }
 }
@@ -964,11 +1186,17 @@ function wire() {
     }
   });
   $("stop").addEventListener("click", () => writing?.stop.abort());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !event.isComposing) writing?.stop.abort();
+  });
+  for (const name of ["beforeunload", "pagehide"]) addEventListener(name, leave);
+  addEventListener("pageshow", () => { isLeaving = false; });
   $("clear").addEventListener("click", clearAll);
   for (const id of ["temperature", "seed", "max-tokens"]) $(id).addEventListener("input", tellSettings);
   for (const each of document.querySelectorAll("input[name=kind]")) each.addEventListener("change", tellSettings);
   for (const id of ["link-rtt", "link-jitter", "link-down"]) $(id).addEventListener("input", changeLink);
   setInterval(look, EVERY);
+  restore();
   tellSettings();
 }
 

@@ -13,7 +13,7 @@ from edge_client.api.security import Gate
 from edge_client.formats.dialect import Dialect
 from edge_client.texts.text_service import TextService, TextSettings
 from simulator.proxy.fault_link import Link
-from tests.edge_client.api.world import Seats, World, world
+from tests.edge_client.api.world import LETTERED, Letters, Seats, World, world
 from tests.support.tiny import SlowTarget
 
 TOKEN = "a-token-of-the-tests"
@@ -65,7 +65,7 @@ class PageWorld:
 
 
 @contextlib.asynccontextmanager
-async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
+async def page_world(step_time: float = 0.01, words: Letters = LETTERED) -> AsyncIterator[PageWorld]:
     """Serve the page until the block ends, over a link that the page can cut."""
     from edge_client.api.page import page_routes, tree_routes
     from lab.demo.page import DemoLink
@@ -81,6 +81,7 @@ async def page_world(step_time: float = 0.01) -> AsyncIterator[PageWorld]:
             served(
                 step_time=step_time,
                 seats=Seats(blend=0.5),
+                words=words,
                 settings=TextSettings(patience=0.3),
                 through=through,
                 endpoints=Endless,

@@ -151,6 +151,14 @@ async def test_the_same_seed_gives_the_same_text_and_none_a_new_one() -> None:
     assert free[0]["choices"][0]["message"]["content"] == again
 
 
+async def test_a_completion_of_minus_one_token_fills_the_slots_and_one_without_a_number_does_not() -> None:
+    async with world(num_slots=100) as found:
+        full = await found.complete(ignore_eos=True, max_tokens=-1)
+        usual = await found.complete(ignore_eos=True, max_tokens=None)
+    assert full["usage"]["total_tokens"] == 100 - 16
+    assert usual["usage"]["completion_tokens"] == 16
+
+
 async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_than_positions() -> None:
     async with world(num_slots=100) as found:
         body = await found.chat(ignore_eos=True, max_tokens=None)

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import httpx
 import pytest
 
+from common.sampling import SamplingParams
+from tests.edge_client.api.page_browser import (
+    DESKTOP,
+    FAINT_CONTROLS,
+    FAINT_TEXTS,
+    FOCUS,
+    OUTLINE,
+    PHONE,
+    SMALL_TARGETS,
+    WAIT,
+    Page,
+)
 from tests.edge_client.api.served import TOKEN, page_world
-from tests.edge_client.api.world import alone
+from tests.edge_client.api.world import Letters, alone
+from tests.support.tiny import EOS
+from tests.worlds.models import target_alone
 
 LONG = 400
 """Tokens: near to all that the tiny target has room for."""
@@ -85,12 +99,6 @@ async def test_what_the_page_asks_for_needs_the_token() -> None:
 
 # In a browser -----------------------------------------------------------------------------------------------
 
-WAIT = 60.0
-"""Seconds after which something that must happen has not."""
-
-PHONE = (390, 844)
-DESKTOP = (1280, 900)
-
 COUNT_GUESSES = """
 window.seen = {guessed: 0, retracted: 0};
 new MutationObserver((changes) => {
@@ -101,73 +109,6 @@ new MutationObserver((changes) => {
 }).observe(document.getElementById('transcript'), {childList: true, subtree: true, attributes: true})
 """
 """Guesses come and go too quickly to be looked for."""
-
-
-class Page:
-    """A headless browser with the page open. Methods block: call them in a thread."""
-
-    def __init__(self, size: tuple[int, int], scheme: str, *, calm: bool = False) -> None:
-        from selenium.webdriver import Chrome, ChromeOptions
-        from selenium.webdriver.chrome.service import Service
-
-        options = ChromeOptions()
-        for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
-            options.add_argument(flag)
-        options.binary_location = shutil.which("chromium") or ""
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = Chrome(options=options, service=Service(executable_path=shutil.which("chromedriver")))
-        width, height = size
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == PHONE}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        features = [
-            {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"},
-        ]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    def run(self, script: str, *values: Any) -> Any:
-        return self.driver.execute_script(script, *values)
-
-    def wait(self, what: str, met: Callable[[], Any]) -> None:
-        from selenium.webdriver.support.ui import WebDriverWait
-
-        WebDriverWait(self.driver, WAIT, poll_frequency=0.02).until(lambda _: met(), message=what)
-
-    def open(self, url: str) -> None:
-        self.driver.get(url)
-        self.wait("the desk", lambda: self.run("return !document.getElementById('desk').hidden"))
-        self.wait("the link", lambda: self.run("return !document.getElementById('link').hidden"))
-
-    def write(self, text: str, most: int, kind: str = "chat", temperature: float = 0) -> None:
-        """Ask for a text by the page's own controls."""
-        self.run("document.getElementById('temperature').value = arguments[0]", temperature)
-        self.run("document.querySelector(`input[value=${arguments[0]}]`).click()", kind)
-        self.run("document.getElementById('max-tokens').value = arguments[0]", most)
-        field = self.driver.find_element("id", "prompt")
-        field.clear()
-        field.send_keys(text)
-        self.driver.find_element("id", "start").click()
-
-    def ended(self) -> None:
-        self.wait("the end", lambda: self.run("return !document.getElementById('start').hidden"))
-
-    def text(self, css: str = ".drafted,.server,.device") -> str:
-        """Of the newest answer: what stays."""
-        script = """const all = [...document.querySelectorAll('.answer')].at(-1);
-            return [...all.querySelectorAll(arguments[0])].map((each) => each.textContent).join('')"""
-        return str(self.run(script, css))
-
-    def tree(self) -> dict[str, int]:
-        found = self.run("return {...document.getElementById('tree').dataset}")
-        return {name: int(value) for name, value in found.items()}
-
-    def complaints(self) -> list[str]:
-        """Of the console: errors, and violations of the policy.
-
-        A tree may be asked for while its text ends, and is not found then.
-        """
-        found = [str(entry["message"]) for entry in self.driver.get_log("browser")]  # type: ignore[no-untyped-call]
-        return [each for each in found if not ("/tree - " in each and "404" in each)]
 
 
 @pytest.fixture
@@ -197,8 +138,8 @@ async def test_a_text_is_the_targets_and_says_who_wrote_it(
         page = browser(size, scheme)
         page.open(found.with_token)
         page.write("abc", 80, temperature=1.0)
-        page.wait("a tree", lambda: page.tree()["committed"] > 0)
-        found.engine.step_time = 0.01
+        page.wait("a tree", lambda: page.tree()["committed"] > 0 and page.text(".drafted"))
+        found.engine.step_time = 0.0  # too short for guesses at each place
         page.ended()
         style = """const all = [...document.querySelectorAll('.answer ' + arguments[0])];
             return getComputedStyle(all.at(-1))[arguments[1]]"""
@@ -216,6 +157,8 @@ async def test_a_text_is_the_targets_and_says_who_wrote_it(
             "mode": page.run("return document.getElementById('mode').innerText"),
             "parts": page.run("return document.getElementById('parts').innerText"),
             "summary": page.run("return [...document.querySelectorAll('.figures')].at(-1).textContent"),
+            "right": page.run("return document.getElementById('gauge-rate').textContent"),
+            "count": page.run("return document.getElementById('tree-count').textContent"),
             "address": page.driver.current_url,
             "wide": page.run("return document.documentElement.scrollWidth"),
             "complaints": page.complaints(),
@@ -233,6 +176,9 @@ async def test_a_text_is_the_targets_and_says_who_wrote_it(
     assert tree["pruned"] > 0
     assert tree["grown"] == tree["committed"] + tree["pruned"]
     assert f"{seen['drafted']} drafted here" in seen["summary"]
+    assert f"{seen['server']} by the server" in seen["summary"]
+    assert int(seen["right"]) == round(100 * seen["drafted"] / 80)
+    assert [int(each) for each in re.findall(r"\d+", seen["count"])][:2] == [seen["drafted"], 80]
     for gauge in seen["gauges"]:
         assert re.search(r"\d", gauge), f"{gauge} has no number"
     assert "Running ahead" in seen["mode"]
@@ -333,3 +279,331 @@ async def test_without_the_token_the_page_asks_for_it(browser: Callable[..., Pag
     assert "forerun edge status" in asked
     assert "not this daemon's" in wrong
     assert model == "tiny@tiny-draft"
+
+
+# Code -------------------------------------------------------------------------------------------------------
+
+FENCED = "Do:\n\n```python\ndef f(x):\n\n    return `x`\n```\nThen `f(1)`."
+
+CODE: dict[str, tuple[str, list[list[str]]]] = {
+    "a block and inline code": (
+        FENCED,
+        [
+            ["text", "Do:\n\n"],
+            ["language", "python"],
+            ["block", "def f(x):\n\n    return `x`\n"],
+            ["text", "Then "],
+            ["code", "f(1)"],
+            ["text", "."],
+        ],
+    ),
+    "in a list": (
+        "1. So:\n   ```sh\n   ls `pwd`\n   ```\n2. Done",
+        [["text", "1. So:\n"], ["language", "sh"], ["block", "   ls `pwd`\n"], ["text", "2. Done"]],
+    ),
+    "a block that is cut": ("```\nx = 1\ny", [["block", "x = 1\ny"]]),
+    "a block that ends with the text": ("```\nx\n```", [["block", "x\n"]]),
+    "a longer fence": (
+        "````\n```\nx\n```\n````\ny",
+        [["block", "```\nx\n```\n"], ["text", "y"]],
+    ),
+    "a line that begins as a fence": ("```\n``` x\n```", [["block", "``` x\n"]]),
+    "two blocks": ("```\na\n```\n```\nb\n```\n", [["block", "a\n"], ["block", "b\n"]]),
+    "backticks in code": ("``a`b`` c", [["code", "a`b"], ["text", " c"]]),
+    "three backticks in a line": ("```a``` b\nc", [["code", "a"], ["text", " b\nc"]]),
+    "no code, as it does not end": ("it`s\nso `x", [["text", "it`s\nso `x"]]),
+    "markup": (
+        "<b>`<img src=x onerror=alert(1)>`</b>",
+        [["text", "<b>"], ["code", "<img src=x onerror=alert(1)>"], ["text", "</b>"]],
+    ),
+}
+"""Text -> what is shown as what."""
+
+WRITE_IN_PIECES = f"""
+const outline = function () {{{OUTLINE}}};
+const [text, size] = arguments, origins = ['drafted', 'server', 'device'], runs = [];
+for (let at = 0; at < text.length; at += size) {{
+  runs.push([text.slice(at, at + size), origins[at / size % 3], 1]);
+}}
+const answer = new Answer(begin('chat', '?'));
+const wrong = [];
+let sofar = '';
+for (const run of runs) {{
+  answer.guessOn({{start: answer.count, texts: ['`', 'guess']}});
+  answer.write([run]);
+  sofar += run[0];
+  if (outline(answer.box).raw !== sofar) wrong.push(sofar);
+}}
+answer.end();
+const fonts = [...answer.box.querySelectorAll('code')].map((each) => getComputedStyle(each).fontFamily);
+return {{...outline(answer.box), runs, wrong, fonts}};
+"""
+
+
+def written_by(runs: list[list[Any]]) -> list[str]:
+    """Who wrote each letter; blanks bear no mark."""
+    return [run[1] for run in runs for letter in run[0] if not letter.isspace()]
+
+
+@marked
+async def test_code_is_shown_as_code_in_whatever_pieces_it_comes(browser: Callable[..., Page]) -> None:
+    def drive() -> list[tuple[str, int, dict[str, Any]]]:
+        page = browser()
+        page.open(found.with_token)
+        return [
+            (name, size, page.run(WRITE_IN_PIECES, text, size))
+            for name, (text, _) in CODE.items()
+            for size in (1, 2, 3, 5, 1000)
+        ]
+
+    async with page_world() as found:
+        answers = await asyncio.to_thread(drive)
+    for name, size, seen in answers:
+        text, shown = CODE[name]
+        where = f"{name}, in pieces of {size}"
+        assert seen["found"] == shown, where
+        assert seen["raw"] == text, where
+        assert seen["wrong"] == [], where
+        assert written_by(seen["colours"]) == written_by(seen["runs"]), where
+        assert all("mono" in font for font in seen["fonts"]), where
+
+
+class Marks(Letters):
+    """Words of which many texts with code can be made."""
+
+    PIECES = ("~", "a ", "`", "\n```\n", "b", "\n", "``` c")
+
+    def tokenize(self, text: str, parse_special: bool) -> list[int]:
+        longest = sorted(self.PIECES[1:], key=len, reverse=True)
+        return [self.PIECES.index(each) for each in re.findall("|".join(map(re.escape, longest)), text)]
+
+    def piece(self, token: int) -> bytes:
+        return self.PIECES[token].encode()
+
+    def alone(self, prompt: str, **sampling: Any) -> str:
+        """What the target writes by itself, spelled."""
+        params = SamplingParams(ignore_eos=True, **sampling)
+        return "".join(self.PIECES[token] for token in target_alone(self.tokenize(prompt, True), params, EOS))
+
+
+@marked
+async def test_a_talk_with_code_survives_a_reload_in_its_colours(browser: Callable[..., Page]) -> None:
+    def drive() -> dict[str, Any]:
+        page = browser(calm=True)
+        page.open(found.with_token)
+        page.write("a b", 150, temperature=1.0)
+        page.wait("some text", lambda: len(page.outline()["raw"]) > 20)
+        early = page.outline()
+        found.engine.step_time = 0.0
+        page.ended()
+        page.wait("nothing is left of the guesses", lambda: not page.text(".guess"))
+        before, said = page.outline(), page.run("return document.getElementById('transcript').innerText")
+        runs = page.run("return talk.at(-1).runs")
+        page.driver.refresh()
+        page.is_open()
+        after, again = page.outline(), page.run("return document.getElementById('transcript').innerText")
+        page.write("b", 30, temperature=1.0)
+        page.wait("a second answer", lambda: page.run("return talk.length") == 2)
+        page.ended()
+        second = page.outline()["raw"]
+        found.engine.step_time = SLOW
+        page.write("b", LONG, "completion")
+        page.wait("a third answer", lambda: page.run("return talk.length == 3 && textOf(talk[2]).length") > 5)
+        page.driver.refresh()
+        page.is_open()
+        cut = page.run("return document.getElementById('transcript').innerText")
+        found.engine.step_time = 0.0
+        page.driver.find_element("id", "clear").click()
+        page.driver.refresh()
+        page.is_open()
+        empty = page.run("return document.querySelectorAll('.answer, .asked').length")
+        return {**locals(), "complaints": page.complaints()}
+
+    words = Marks()
+    async with page_world(SLOW, words) as found:
+        seen = await asyncio.to_thread(drive)
+    text = words.alone("a b", max_tokens=150, temperature=1.0, seed=1)
+    assert text.startswith(seen["early"]["raw"])
+    assert seen["before"]["raw"] == text
+    assert {kind for kind, _ in seen["before"]["found"]} >= {"text", "code", "block"}
+    assert written_by(seen["before"]["colours"]) == written_by(seen["runs"])
+    for name in ("raw", "found"):
+        assert seen["after"][name] == seen["before"][name]
+    assert written_by(seen["after"]["colours"]) == written_by(seen["before"]["colours"])
+    assert seen["again"].split() == seen["said"].split()
+    assert seen["second"] == words.alone(f"a b{text}b", max_tokens=30, temperature=1.0, seed=1)
+    assert "reloaded" in seen["cut"]
+    assert seen["empty"] == 0
+    assert seen["complaints"] == []
+
+
+@marked
+async def test_a_text_is_as_long_as_fits(browser: Callable[..., Page]) -> None:
+    def drive() -> list[str]:
+        page = browser()
+        page.open(found.with_token)
+        texts = list[str]()
+        for kind in ("chat", "completion"):
+            page.write("abc", "", kind)
+            page.wait("an answer", lambda: page.run("return talk.length") == len(texts) + 1)
+            page.ended()
+            texts.append(page.text())
+        return texts
+
+    async with page_world(0.0) as found:
+        texts = await asyncio.to_thread(drive)
+    whole = alone(max_tokens=LONG, ignore_eos=True)
+    assert [text[:LONG] for text in texts] == [whole, whole]
+
+
+# Access -----------------------------------------------------------------------------------------------------
+
+NARROW = (320, 568)
+"""WCAG 1.4.10: even at this width nothing must be scrolled sideways."""
+
+SHOW_EVERYTHING = """
+const [text] = arguments;
+const answer = new Answer(begin('chat', '?'));
+answer.think('Let me see.');
+answer.write(['drafted', 'server', 'device'].map((origin) => [`${text}\n`, origin, 1]));
+answer.note('A note.');
+answer.note('12 tokens', 'figures');
+answer.note('It failed.', 'problem');
+answer.end();
+const raw = new Answer(begin('completion', 'given `x`'));
+raw.guessOn({start: 0, texts: ['a', ' guess']});
+document.querySelector('.settings').open = true;
+$('chat-hint').hidden = false;
+$('chat-hint').textContent = 'A hint.';
+$('stop').hidden = false;
+tree.begin();
+const nodes = [
+  [2, 1, 'b', -0.1, true], [3, 1, 'c', -4, true], [4, 2, 'd', -0.2, false], [5, 4, 'e', -5, false],
+];
+const committed = ['p', 'q', 'r', 's', 't', 'u', 'v'].map((each) => [0, each]);
+tree.show({begins: true, committed: [], tip: [9, 'o'], nodes: []});
+tree.show({begins: false, committed, tip: [1, 'v'], nodes});
+$('tree-empty').classList.add('off');
+"""
+"""All kinds of text that the page can show, at once."""
+
+
+@marked
+async def test_everything_can_be_read_named_and_pressed(browser: Callable[..., Page]) -> None:
+    looks = list(product((DESKTOP, PHONE, NARROW), ("light", "dark")))
+
+    def drive() -> dict[str, Any]:
+        page = browser(calm=True)
+        page.driver.get(found.url)
+        page.wait("the gate", lambda: page.run("return !document.getElementById('gate').hidden"))
+        gate = page.run(FAINT_TEXTS)["faint"]
+        page.driver.find_element("id", "gate-token").send_keys(f"{TOKEN}\n")
+        page.is_open()
+        page.run(SHOW_EVERYTHING, FENCED)
+        faults = list[Any]()
+        for size, scheme in looks:
+            page.look(size, scheme)
+            page.wait("the tree", lambda: page.run("return tree.frame") == 0)
+            texts = page.run(FAINT_TEXTS)
+            wide = page.run("return document.documentElement.scrollWidth") > size[0]
+            shown = texts["count"] > 60
+            faults.append(
+                [texts["faint"], page.run(FAINT_CONTROLS), page.run(SMALL_TARGETS), wide, not shown]
+            )
+        return {"gate": gate, "faults": faults, "names": page.controls()}
+
+    async with page_world() as found:
+        seen = await asyncio.to_thread(drive)
+    assert seen["gate"] == []
+    for look, faults in zip(looks, seen["faults"], strict=True):
+        assert faults == [[], [], [], False, False], look
+    names = seen["names"] - {("RootWebArea", "Forerun")}
+    assert all(name for _, name in names), names
+    assert names >= {
+        ("radio", "Chat"),
+        ("radio", "Completion"),
+        ("combobox", "Model"),
+        ("button", "New"),
+        ("log", "Text"),
+        ("group", "Code"),
+        ("button", "Copy this code"),
+        ("button", "Copy this text"),
+        ("textbox", "Your text"),
+        ("spinbutton", "Temperature"),
+        ("spinbutton", "Seed"),
+        ("spinbutton", "Most tokens"),
+        ("button", "Start"),
+        ("button", "Stop"),
+        ("slider", "Added round trip"),
+        ("slider", "Jitter"),
+        ("switch", "Cut the link"),
+    }
+
+
+@marked
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
+async def test_a_keyboard_is_enough(browser: Callable[..., Page], size: tuple[int, int], scheme: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    def drive() -> dict[str, Any]:
+        page = browser(size, scheme)
+        page.open(found.with_token)
+        page.run("document.getElementById('prompt').focus()")
+        page.press(Keys.CONTROL + "a" + Keys.NULL, "abc", Keys.ENTER)
+        page.wait("some text", lambda: page.text())
+        page.press(Keys.ESCAPE)
+        page.ended()
+        stopped = page.text()
+        permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"], "origin": found.url}
+        page.driver.execute_cdp_cmd("Browser.grantPermissions", permissions)
+        page.run("document.querySelector('input[name=kind]:checked').focus()")
+        stops, copied = [page.run(FOCUS)], ""
+        while stops[-1]["id"] != "body":
+            page.press(Keys.TAB)
+            stops.append(page.run(FOCUS))
+            if stops[-1]["id"] == "button":
+                page.press(Keys.ENTER)
+                page.wait("the copy", lambda: page.run("return $('said').textContent") == "Copied.")
+                script = (
+                    "navigator.clipboard.readText().then(arguments[0], (why) => arguments[0](String(why)))"
+                )
+                copied = page.driver.execute_async_script(script)
+        page.run("document.getElementById('clear').focus()")
+        page.press(Keys.ENTER)
+        left = page.run("return document.querySelectorAll('.answer').length")
+        focus = page.run("return document.activeElement.id")
+        return {**locals()}
+
+    async with page_world(SLOW) as found:
+        seen = await asyncio.to_thread(drive)
+    assert seen["copied"] == seen["stopped"]
+    assert alone(max_tokens=LONG, ignore_eos=True).startswith(seen["stopped"])
+    order = [each["id"] for each in seen["stops"][:-1]]
+    ways = ["completion", "model", "clear", "transcript", "button", "prompt", "settings-summary", "start"]
+    assert order == [*ways, "link-rtt", "link-jitter", "link-down"]
+    faint = [each for each in seen["stops"][:-1] if each["contrast"] < 3]
+    assert faint == [], "what has the focus cannot be told from the rest"
+    assert [each for each in seen["stops"][:-1] if not each["seen"]] == []
+    assert (seen["left"], seen["focus"]) == (0, "prompt")
+
+
+@marked
+async def test_on_a_phone_the_composer_stays_at_the_thumb(browser: Callable[..., Page]) -> None:
+    def drive() -> list[tuple[float, bool]]:
+        page = browser(PHONE, "dark", calm=True)
+        page.open(found.with_token)
+        page.run(SHOW_EVERYTHING, FENCED)
+        places = list[tuple[float, bool]]()
+        for share in (0, 0.5, 1):
+            page.run("scrollTo(0, arguments[0] * document.documentElement.scrollHeight)", share)
+            bottom = page.run("return document.getElementById('composer').getBoundingClientRect().bottom")
+            script = """const {left, right, top, bottom} = $('prompt').getBoundingClientRect();
+                return document.elementFromPoint((left + right) / 2, (top + bottom) / 2).id"""
+            places.append((bottom, page.run(script) == "prompt"))
+        return places
+
+    async with page_world() as found:
+        places = await asyncio.to_thread(drive)
+    for bottom, is_on_top in places:
+        assert is_on_top
+        assert PHONE[1] / 2 < bottom <= PHONE[1]

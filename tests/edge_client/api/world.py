@@ -62,6 +62,9 @@ class Letters:
         return LETTERS[token].encode()
 
 
+LETTERED = Letters()
+
+
 class Filling(TextEndpoints):
     """A target that fills gaps: its letters a, b and c are the tokens around them."""
 
@@ -222,6 +225,7 @@ async def world(
     earlier: EarlierTexts | None = None,
     step_time: float = 0.0,
     num_slots: int = 4096,
+    words: Letters = LETTERED,
     headers: Mapping[str, str] | None = None,
     max_body_bytes: int = 2**20,
     template: str = TEMPLATE,
@@ -243,7 +247,7 @@ async def world(
         channel = await stack.enter_async_context(VerifierChannel(address))
         described = replace(await channel.describe(), chat_template=template)
         texts = TextService(
-            Letters(),
+            words,
             VOCABULARY,
             OneVerifier(channel, described),
             seats if drafts else None,

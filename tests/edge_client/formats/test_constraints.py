@@ -190,9 +190,9 @@ def test_the_conventions_of_local_servers_hold_everywhere(dialect: str) -> None:
     seeds = {read(dialect, seed=-1).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
     assert read(dialect, seed=-2).sampling.seed == read(dialect, seed=-2).sampling.seed
-    assert read(dialect, max_tokens=-1).max_tokens is None
+    assert not read(dialect, max_tokens=-1).max_tokens
     assert read(dialect, n_predict=7).max_tokens == 7
-    assert read(dialect, n_predict=-1).max_tokens is None
+    assert not read(dialect, n_predict=-1).max_tokens
     stops = "stop_sequences" if dialect == "messages" else "stop"
     assert read(dialect, **{stops: ["", "a"]}).stops == ("a",)
 
