@@ -111,6 +111,20 @@ def run(jobs: Sequence[Job], began: float, report: Callable[[str], None] = show)
     """
     for job in jobs:
         job.start()
+    try:
+        failed = _reported(jobs, began, report)
+    finally:  # Ctrl-C, too
+        for job in jobs:
+            job.stop()
+    if failed is not None:
+        said = "\n".join(failed.tail)
+        raise SystemExit(
+            f"\n{said}\nforerun: {failed.name} failed with code {failed.code}; its last lines are above"
+        )
+
+
+def _reported(jobs: Sequence[Job], began: float, report: Callable[[str], None]) -> Job | None:
+    """Report what programs do until all have ended well, or the first one has not. Return that one."""
     pause, next_at = LIVE_EVERY if sys.stdout.isatty() else SHOWN_EVERY, 0.0
     while running := [job for job in jobs if job.code is None]:
         now = time.monotonic()
@@ -120,14 +134,7 @@ def run(jobs: Sequence[Job], began: float, report: Callable[[str], None] = show)
         if any(job.code for job in jobs):
             break
         time.sleep(0.1)
-    failed = next((job for job in jobs if job.code), None)
-    if failed is not None:
-        for job in running:
-            job.stop()
-        said = "\n".join(failed.tail)
-        raise SystemExit(
-            f"\n{said}\nforerun: {failed.name} failed with code {failed.code}; its last lines are above"
-        )
+    return next((job for job in jobs if job.code), None)
 
 
 def pinned(name: str) -> str:

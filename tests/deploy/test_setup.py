@@ -133,6 +133,20 @@ def test_a_program_that_fails_ends_the_other_and_is_quoted() -> None:
         time.sleep(0.01)
 
 
+def test_an_interruption_ends_all_programs() -> None:
+    job = install.Job("long", program("import time; time.sleep(600)"))
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        install.run([job], time.monotonic(), interrupt)
+    deadline = time.monotonic() + 60
+    while job.code is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_the_release_that_is_built_is_the_pinned_one() -> None:
     requirement = f'"{install.LLAMA}=={install.pinned(install.LLAMA)}"'
     assert requirement in (ROOT / "pyproject.toml").read_text("utf-8")
