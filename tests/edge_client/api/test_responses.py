@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sdk
 SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 SPACE = {"type": "namespace", "name": "mcp__files__", "description": "d", "tools": [SHELL]}
-TOLD = {"seed": 1, "waited_ms": 400.0, "elapsed_ms": 1200.0}
+TOLD = {"seed": 1, "waited_ms": 1000.0, "elapsed_ms": 1600.0}
 ASKED: dict[str, Any] = {"model": "m", "input": "abc", "tools": [SHELL, PATCH, SPACE]}
 
 
