@@ -59,7 +59,7 @@ def tools_streamed():
 
 def error():
     try:
-        CLIENT.messages.create(**asked(user(GREETING), max_tokens=-1))
+        CLIENT.messages.create(**asked(user(GREETING), extra_body={"temperature": -1}))
     except anthropic.BadRequestError as error:
         return {"status": error.status_code}
 

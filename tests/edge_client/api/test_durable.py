@@ -115,7 +115,7 @@ class LettersReader:
     def feed(self, spans: Sequence[TextSpan]) -> list[MessagePart]:
         return [part for span in spans for letter in span.text for part in self._read(letter)]
 
-    def finish(self) -> list[MessagePart]:
+    def finish(self, is_cut: bool = False) -> list[MessagePart]:
         return []
 
     def _read(self, letter: str) -> list[MessagePart]:
