@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import select
@@ -15,7 +16,8 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import CapacityError, Code, LocalError
@@ -187,13 +189,52 @@ def addresses() -> int:
     return _statm("self", 0)
 
 
-def available_memory() -> int:
-    """Return the bytes that can be had without swapping; 0 where the system does not say."""
-    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that can be had without swapping, at most what control groups (a container's limit)
+    leave; 0 where the system does not say. `root`: of the files that tell."""
+    with contextlib.suppress(OSError), (root / "proc/meminfo").open(encoding="ascii") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return max(1, int(min(int(line.split()[1]) * 1024, *_left_by_groups(root))))
     return 0
+
+
+GROUP_FILES = {
+    "": ("", "memory.max", "memory.current", ""),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+}
+"""By a control group's controller, of version 2 and 1: the folder of all groups, the files of a group's limit
+and use, and what stands before the names of its cached pages."""
+
+
+def _left_by_groups(root: Path) -> Iterator[float]:
+    """Yield what the control groups of this process leave; cached files can be dropped."""
+    yield math.inf
+    with contextlib.suppress(OSError):
+        for line in _told(root / "proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            for controller in GROUP_FILES.keys() & set(controllers.split(",")):
+                folder, limit, use, prefix = GROUP_FILES[controller]
+                top = root / "sys/fs/cgroup" / folder
+                group = top / path.lstrip("/")
+                for place in (group, *group.parents):
+                    with contextlib.suppress(OSError, ValueError):  # no limit ("max"), or no such group here
+                        most, used = (int(_told(place / name)) for name in (limit, use))
+                        stat = dict(
+                            each.split() for each in _told(place / "memory.stat").splitlines() if each
+                        )
+                        cached = sum(
+                            int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive")
+                        )
+                        yield most - used + cached
+                    if place == top:
+                        break
+
+
+def _told(path: Path) -> str:
+    """Return what the system tells in a file of its own. Raises `OSError`."""
+    with path.open(encoding="utf-8") as file:
+        return file.read(2**16)
 
 
 def _statm(pid: int | str, column: int) -> int:

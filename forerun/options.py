@@ -73,15 +73,17 @@ def add_server_words(parser: argparse.ArgumentParser, level: Entry) -> None:
     )
 
 
-def join_address(options: argparse.Namespace, listen: Entry, usual: str = "") -> None:
-    """Put a given host or port into the address to listen at, of which the other part stays. `usual`: the
-    address if none is given, empty: the setting's own."""
-    host, _, port = str(getattr(options, listen.name, usual or listen.default)).rpartition(":")
+def join_address(options: argparse.Namespace, name: str, configured: str) -> None:
+    """Put a given host or port into an address to listen at, of which the other part stays as configured.
+    Raise `UserError` for a socket, which has neither."""
+    if not (hasattr(options, "host") or hasattr(options, "port")):
+        return
+    if configured.startswith("unix:"):
+        raise UserError(f"{name} is {configured}, a socket without host and port; leave them out, or it")
+    host, _, port = configured.rpartition(":")
     own = getattr(options, "host", host)
     own = f"[{own}]" if ":" in own and not own.startswith("[") else own  # of IPv6
-    address = f"{own}:{getattr(options, 'port', port)}"
-    if usual or hasattr(options, "host") or hasattr(options, "port"):
-        setattr(options, listen.name, address)
+    setattr(options, name, f"{own}:{getattr(options, 'port', port)}")
 
 
 def places(options: Any) -> EdgePaths:

@@ -48,7 +48,7 @@ class IncomingCall(Protocol):
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
 
-SECRETS = "the file of secrets"
+HELD = "the file of secrets"
 LEAST_SECRET = 32  # characters, which nobody guesses
 
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -176,12 +176,12 @@ def live_secrets(path: Path) -> LiveFiles[tuple[bytes, ...]]:
     """Read a file of secrets, one a line. Raises `UserError`."""
 
     def read() -> tuple[bytes, ...]:
-        secrets = read_bytes(path, SECRETS).split()
+        secrets = read_bytes(path, HELD).split()
         if not secrets or min(map(len, secrets)) < LEAST_SECRET:
-            raise UserError(f"{SECRETS} {path} must hold secrets of {LEAST_SECRET} characters or more")
+            raise UserError(f"{HELD} {path} must hold secrets of {LEAST_SECRET} characters or more")
         return tuple(hashlib.sha256(secret).digest() for secret in secrets)
 
-    return LiveFiles(SECRETS, (path,), read)
+    return LiveFiles(HELD, (path,), read)
 
 
 def _tenant_of_path(path: str) -> str:

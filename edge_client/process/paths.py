@@ -40,8 +40,8 @@ class EdgePaths:
     @property
     def config_files(self) -> tuple[Path, ...]:
         """The configuration files that are read if present; later ones override earlier ones."""
-        folders = dict.fromkeys((SYSTEM.config, self.config))
-        return tuple(folder / name for folder in folders for name in (PAIRED, "edge.toml"))
+        own = (self.config / PAIRED, self.config / "edge.toml")
+        return own[1:] if self.config == SYSTEM.config else (SYSTEM.config / "edge.toml", *own)
 
     def files_read(self, config: Path | None) -> list[Path]:
         """Return the configuration file `config` alone, or those of `config_files` that exist."""

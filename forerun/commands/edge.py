@@ -72,8 +72,8 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
-    join_address(options, SCHEMA.by_name["api.listen"])
     paths = places(options)
+    join_address(options, "api.listen", loaded(options, paths).config.api.listen)
     config = loaded(options, paths).config
 
     def reconfigure(values: Mapping[str, Any]) -> EdgeConfig:

@@ -12,6 +12,7 @@ import datetime
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import socket
 import ssl
@@ -24,9 +25,9 @@ from common.config.live_files import read_bytes
 from common.config.setting import REQUIRED, setting
 from common.errors import UnavailableError, UserError
 from common.wire.grpc_options import host_and_port
-from edge_client.process.paths import PAIRED, EdgePaths, make_private, write_private
+from edge_client.network.addresses import VerifierAddress, parse_address
+from edge_client.process.paths import PAIRED, EdgePaths, find_paths, make_private, write_private
 from edge_client.settings import load_config
-from forerun.options import PlaceOption
 from forerun.terminal import note
 
 DESCRIPTION = """\
@@ -40,6 +41,7 @@ NAME = "forerun.pair"
 """The name in every such certificate. Its SHA-256 says whose it is, so the address may change."""
 
 LIFETIME = datetime.timedelta(days=3650)
+KEY = re.compile(r"[A-Za-z0-9_-]{43}\.[A-Za-z0-9_-]{43}")
 TIMEOUT = 10.0  # seconds for the verifier to show its certificate
 
 
@@ -74,20 +76,23 @@ class Pairing:
 
         pair = Authority(LIFETIME).server([NAME])
         make_private(self.folder)
+        for each in (self.cert, self.key):  # of a start that was interrupted: nobody has its line
+            each.unlink(missing_ok=True)
         files = {self.cert: (pair.cert, False), self.key: (pair.key, True)}
         write_new(files | {self.secret: (secrets.token_urlsafe(32).encode() + b"\n", True)})
 
     def words(self, listening: str) -> str:
         """Return the address and the key that a device needs. Raises `UserError`."""
-        host, port = host_and_port(listening) or ("", 0)
-        own = _own_address() if host in ("0.0.0.0", "::") else host  # noqa: S104 - what the user asked for
+        own, port = host_and_port(listening) or ("", 0)
+        own = own.strip("[]")
+        own = _own_address() if own in ("0.0.0.0", "::") else own  # noqa: S104 - what the user asked for
         own = f"[{own}]" if ":" in own else own
         certificate, secret = (read_bytes(path, "the pairing").decode() for path in (self.cert, self.secret))
         return f"{own}:{port} {_mark(ssl.PEM_cert_to_DER_cert(certificate))}.{secret.strip()}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairOptions(PlaceOption):
+class PairOptions:
     """Declares what the verifier printed."""
 
     address: str = setting(REQUIRED, "address of the verifier, HOST:PORT", is_argument=True)
@@ -100,28 +105,34 @@ def add_parser(commands: Any) -> None:
 
 
 def _pair(options: PairOptions) -> int:
+    address = parse_address(options.address, encrypted=True)
+    if not KEY.fullmatch(options.key):
+        raise UserError("the key is not whole; copy all of the line: forerun pair HOST:PORT KEY")
     mark, _, secret = options.key.partition(".")
-    if host_and_port(options.address) is None or not secret:
-        raise UserError("the line is not whole; copy all of it: forerun pair HOST:PORT KEY")
-    certificate = _certificate_of(options.address)
+    paths = find_paths(os.environ)
+    before = load_config({}, os.environ, paths.files_read(None)).config.verifier
+    if before.insecure:
+        raise UserError("verifier.insecure is true, and a pairing needs TLS; remove that setting first")
+    certificate = _certificate_of(address)
     if not hmac.compare_digest(_mark(certificate), mark):
         raise UserError(
-            f"{options.address} shows another certificate than the line says, and nothing is kept: another "
+            f"{address} shows another certificate than the line says, and nothing is kept: another "
             "server answers there, or the verifier has made a new one; take the line that it prints now"
         )
-    folder = options.paths.config
-    make_private(folder)
+    folder = make_private(paths.config)
     pem = ssl.DER_cert_to_PEM_cert(certificate)
-    files = {"pair.crt": pem, "pair.secret": f"{secret}\n", PAIRED: _settings(options.address)}
+    files = {"pair.crt": pem, "pair.secret": f"{secret}\n", PAIRED: _settings(str(address))}
     try:
         for name, content in files.items():
             write_private(folder / name, content.encode())
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}") from error
-    config = load_config({}, os.environ, options.paths.files_read(None)).config
-    if config.verifier.addresses != (options.address,):
-        note(f"edge.toml or the environment names other verifiers: {', '.join(config.verifier.addresses)}")
-    print(f"Paired with {options.address}. Now: forerun edge --draft FILE.gguf")
+    now = load_config({}, os.environ, paths.files_read(None)).config.verifier
+    own = {"addresses": (str(address),), "tls_ca": f"{folder / 'pair.crt'}", "tls_server_name": NAME}
+    own["token_file"] = f"{folder / 'pair.secret'}"
+    if others := [name for name, value in own.items() if getattr(now, name) != value]:
+        note(f"edge.toml or the environment sets verifier.{', verifier.'.join(others)} otherwise")
+    print(f"Paired with {address}. Now: forerun edge --draft FILE.gguf")
     return 0
 
 
@@ -133,14 +144,14 @@ def _settings(address: str) -> str:
     )
 
 
-def _certificate_of(address: str) -> bytes:
+def _certificate_of(address: VerifierAddress) -> bytes:
     """Return the certificate that a server shows, DER. Raises `UnavailableError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared with the line
     context.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection(host_and_port(address) or ("", 0), TIMEOUT) as plain,
+            socket.create_connection((address.bare_host, address.port), TIMEOUT) as plain,
             context.wrap_socket(plain) as link,
         ):
             return link.getpeercert(binary_form=True) or b""

@@ -17,7 +17,7 @@ from cloud_verifier.model_source import drafter_kind, folder_of
 from cloud_verifier.progress import LoggedProgress, no_progress
 from cloud_verifier.settings import SCHEMA, TargetSection, VerifierConfig
 from common.config.command_line import add_flags, flags_from
-from common.config.merge import load_config
+from common.config.merge import DEFAULT, load_config
 from common.errors import UserError
 from common.privacy import Privacy
 from common.wire.free_port import check_free
@@ -43,7 +43,9 @@ given here overrides the environment, and the environment overrides the file. Wi
 loads and probes the model: exit code 0 if it can be served, else 2 with a message."""
 
 
+LISTEN = "server.listen"
 PAIRED_LISTEN = "0.0.0.0:50051"
+"""Where a paired verifier listens if nothing is configured."""
 
 
 def add_parser(commands: Any) -> None:
@@ -73,7 +75,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def config_of(options: argparse.Namespace) -> VerifierConfig:
     """Load the configuration from the file, the environment and the options. Raise `UserError`."""
-    join_address(options, SCHEMA.by_name["server.listen"], PAIRED_LISTEN if options.pair else "")
     flags, named = flags_from(options, SCHEMA), options.argument
     if named is not None and flags.setdefault("target.model", named) != named:
         raise UserError(f"two targets are named, {flags['target.model']} and {named}; name one")
@@ -82,7 +83,12 @@ def config_of(options: argparse.Namespace) -> VerifierConfig:
     if getattr(options, "log_level", None) is not None:  # it may also stand before the command
         flags.setdefault("operations.log_level", options.log_level)
     files = [] if options.config is None else [options.config]
-    return load_config(SCHEMA, flags, os.environ, files).config
+    loaded = load_config(SCHEMA, flags, os.environ, files)
+    is_usual = loaded.origins[LISTEN].layer == DEFAULT
+    configured = PAIRED_LISTEN if options.pair and is_usual else loaded.config.server.listen
+    setattr(options, LISTEN, configured)
+    join_address(options, LISTEN, configured)
+    return load_config(SCHEMA, flags | {LISTEN: getattr(options, LISTEN)}, os.environ, files).config
 
 
 def _paired(flags: Mapping[str, object]) -> dict[str, object]:
@@ -227,4 +233,5 @@ def _announce(config: VerifierConfig, info: TargetInfo, address: str, besides: M
 def _pairing(config: VerifierConfig) -> Pairing | None:
     """Return the pairing of --pair; None without it."""
     pairing = Pairing.of(find_paths(os.environ))
-    return pairing if config.identity.secret_file == pairing.secret else None
+    own = config.server.tls_cert, config.identity.secret_file
+    return pairing if own == (pairing.cert, pairing.secret) else None

@@ -94,8 +94,22 @@ def test_two_targets_are_refused() -> None:
 
 def test_the_daemon_listens_where_host_and_port_say() -> None:
     given = build_parser("edge").parse_args(["edge", "--host", "0.0.0.0", "--port", "9", "-v"])
-    join_address(given, SCHEMA.by_name["api.listen"])
+    join_address(given, "api.listen", "127.0.0.1:8080")
     assert flags_from(given, SCHEMA) == {"api.listen": "0.0.0.0:9", "log.level": "debug"}
+
+
+def test_the_other_part_of_an_address_stays_as_configured(tmp_path: Path) -> None:
+    (file := tmp_path / "verifier.toml").write_text('[server]\nlisten = "10.0.0.5:6000"\n')
+    for words, address in (
+        (["--port", "7"], "10.0.0.5:7"),
+        (["--host", "::"], "[::]:6000"),
+        ([], "10.0.0.5:6000"),
+    ):
+        given = build_parser("verify").parse_args(["serve", "here", "--config", str(file), *words])
+        assert verify.config_of(given).server.listen == address
+    given = build_parser("edge").parse_args(["edge", "--port", "9"])
+    with pytest.raises(UserError):
+        join_address(given, "api.listen", "unix:here")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -24,9 +24,8 @@ XDG = {
 @needs_platformdirs
 def test_the_variables_of_xdg_are_honoured() -> None:
     paths = find_paths(XDG)
-    folders = ("/etc/forerun", "/h/config/forerun")
-    files = [Path(folder) / name for folder in folders for name in ("pair.toml", "edge.toml")]
-    assert paths.config_files == (*files,)
+    own = Path("/h/config/forerun")
+    assert paths.config_files == (Path("/etc/forerun/edge.toml"), own / "pair.toml", own / "edge.toml")
     assert paths.token == Path("/h/state/forerun/token")
     assert paths.daemon == Path("/h/state/forerun/edge.pid")
     assert paths.journal == Path("/h/state/forerun/journal")
@@ -48,7 +47,7 @@ def test_folders_of_a_service_manager_come_first() -> None:
     assert paths.state == Path("/var/lib/private/forerun")
     assert paths.cache == Path("/var/cache/private/forerun")
     assert paths.runtime == Path("/run/forerun")
-    assert paths.config_files == (Path("/etc/forerun/pair.toml"), Path("/etc/forerun/edge.toml"))
+    assert paths.config_files == (Path("/etc/forerun/edge.toml"),)
 
 
 def test_what_is_made_is_its_owners_alone(tmp_path: Path) -> None:

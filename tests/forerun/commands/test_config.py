@@ -66,5 +66,5 @@ def test_path_tells_which_files_are_read(home: Path, capsys: pytest.CaptureFixtu
     assert f"{home}/config/forerun/edge.toml  (not there)" in capsys.readouterr().out
     assert main(["edge", "config", "path", "--json", "--system"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [file["path"] for file in told["files"]] == ["/etc/forerun/pair.toml", "/etc/forerun/edge.toml"]
+    assert [file["path"] for file in told["files"]] == ["/etc/forerun/edge.toml"]
     assert told["state"] == "/var/lib/forerun"

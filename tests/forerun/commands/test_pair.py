@@ -76,11 +76,56 @@ async def test_another_certificate_than_the_lines_is_refused_and_nothing_is_kept
     async with verifier() as system:
         address, key = line(paths, system)
         mark, _, secret = key.partition(".")
-        wrong = ["A" * len(mark) + "." + secret, mark, ""]
+        wrong = [
+            "A" * len(mark) + "." + secret,
+            mark,
+            "",
+            f"{mark}.abc",
+            f"{mark}.{secret[:-1]}é",
+            f"é.{secret}",
+        ]
         for each in wrong:
             assert await asyncio.to_thread(main, ["pair", address, each]) == 2
     assert not list(paths.config.glob("pair*"))
     assert await asyncio.to_thread(main, ["pair", address, key]) == 1  # nobody listens
+
+
+async def test_a_paired_devices_doctor_finds_the_link_whole(paths: EdgePaths) -> None:
+    async with verifier() as system:
+        assert await asyncio.to_thread(main, ["pair", *line(paths, system)]) == 0
+        context = tls(configured(paths)).context()
+        host, _, port = system.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), ssl=context, server_hostname=NAME)
+        writer.close()
+
+
+def test_a_configured_address_stays_and_ipv6_is_told_as_it_is_taken(
+    paths: EdgePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_VERIFY_LISTEN", "[::1]:6001")
+    config = served()
+    assert config.server.listen == "[::1]:6001"
+    assert Pairing.of(paths).words(config.server.listen).startswith("[::1]:6001 ")
+    assert main(["pair", *Pairing.of(paths).words("[::1]:9").split()]) == 1  # understood, and nobody listens
+
+
+def test_an_interrupted_start_is_made_good(paths: EdgePaths) -> None:
+    served()
+    Pairing.of(paths).secret.unlink()
+    served()
+    assert Pairing.of(paths).secret.exists()
+
+
+@pytest.mark.parametrize(("setting", "status"), [("insecure = true", 2), ('tls_server_name = "x"', 0)])
+async def test_settings_that_defeat_a_pairing_are_named(
+    setting: str, status: int, paths: EdgePaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths.config.mkdir(parents=True, exist_ok=True)
+    (paths.config / "edge.toml").write_text(f"[verifier]\n{setting}\n")
+    async with verifier() as system:
+        assert await asyncio.to_thread(main, ["pair", *line(paths, system)]) == status
+    assert setting.split(maxsplit=1)[0] in capsys.readouterr().err
+    assert (paths.config / "pair.toml").exists() is (status == 0)
 
 
 def test_the_pairing_is_made_once_for_its_owner_alone(paths: EdgePaths) -> None:
