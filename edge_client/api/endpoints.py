@@ -34,7 +34,7 @@ from edge_client.formats.families import begun_by, family_of
 from edge_client.formats.fields import Fields, are_token_ids
 from edge_client.formats.infill import Gap, Infill
 from edge_client.formats.message import MessageForm
-from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools
+from edge_client.formats.parsed_request import CallRule, ChatPrompt, ParsedRequest, Tool, Tools, read_model
 from edge_client.formats.token_requests import TokenizeRequest
 from edge_client.formats.turn_order import is_plain
 from edge_client.texts.text_request import TextRequest, Writer
@@ -224,7 +224,7 @@ class TextEndpoints:
 
     def nothing(self, dialect: type[Dialect], body: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a request for no text. Raises `ApiError` for an unknown model."""
-        name, _ = self.writer(Fields(body).text("model", longest=512))
+        name, _ = self.writer(read_model(Fields(body)))
         form = {"keep_alive": body.get("keep_alive")}
         heading = Heading("", int(self._wall()), name, self._system_fingerprint(), form)
         return dialect(heading, None).whole((), Usage(0))

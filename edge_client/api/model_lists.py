@@ -15,6 +15,7 @@ from edge_client.api.endpoints import DEFAULT, TextEndpoints
 from edge_client.api.pairs import Pairs
 from edge_client.formats.dialect import Json
 from edge_client.formats.fields import Fields
+from edge_client.formats.parsed_request import read_model
 from edge_client.texts.text_request import Writer
 
 ANTHROPIC_VERSION = "anthropic-version"
@@ -135,7 +136,8 @@ def ollama_running(pairs: Pairs) -> list[Json]:
 
 def read_name(fields: Fields) -> str:
     """Read the name of the model that a request asks about."""
-    return fields.text("model", fields.text("name", longest=512), 512)
+    name = fields.text("name", longest=512)
+    return read_model(fields) or name
 
 
 def ollama_model(service: TextEndpoints, name: str) -> Json:

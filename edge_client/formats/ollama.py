@@ -36,6 +36,7 @@ from edge_client.formats.parsed_request import (
     Prompt,
     json_grammar,
     read_asked,
+    read_model,
     with_format,
 )
 
@@ -218,7 +219,7 @@ def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
     refuse(options)
     length = options.whole("num_predict", -1, -2, MOST)  # -1 and -2: as many as fit
     own: Json = {
-        "model": fields.text("model", longest=512),
+        "model": read_model(fields),
         "stream": fields.flag("stream", True),
         "forerun": fields.any("forerun"),
         "max_tokens": length if length > 0 else None,

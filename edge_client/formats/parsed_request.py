@@ -179,7 +179,7 @@ def read_asked(
         prompt=prompt,
         form={"usage": _read_stream_options(fields, stream), "n": n, **(form or {})},
         logprobs=logprobs,
-        model=fields.text("model", longest=512),
+        model=read_model(fields),
         sampling=_read_sampling(fields, own_grammar),
         left_out=frozenset(name for name, names in ADVISABLE.items() if not any(map(fields.has, names))),
         max_tokens=_read_max_tokens(fields),
@@ -199,6 +199,11 @@ def read_asked(
     ours.refuse_rest()
     grammar, _ = read_format(fields.object("response_format"), "response_format", "json_schema")
     return with_format(asked, "response_format", grammar)
+
+
+def read_model(fields: Fields) -> str:
+    """Read the model's name, which chooses the daemon's pair."""
+    return fields.text("model", longest=512)
 
 
 def with_format(asked: ParsedRequest, param: str, grammar: str) -> ParsedRequest:
@@ -379,7 +384,11 @@ def json_grammar(param: str, schema: dict[str, Any] | None = None) -> str:
     from common.grammar import json_object_grammar, json_schema_grammar
 
     with blaming(param):
-        return json_object_grammar() if schema is None else json_schema_grammar(bounded(schema))
+        if schema is None:
+            return json_object_grammar()
+        with contextlib.suppress(UserError):  # the schema may leave no value within our bounds
+            return json_schema_grammar(bounded(schema))
+        return json_schema_grammar(schema)
 
 
 def _read_own_grammar(ours: Fields) -> str:

@@ -9,7 +9,7 @@ from edge_client.formats.detokenizer import Words, spelled
 from edge_client.formats.dialect import Json
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.openai import read_chat
-from edge_client.formats.parsed_request import ChatPrompt
+from edge_client.formats.parsed_request import ChatPrompt, read_model
 
 MOST_TOKENS = 2**21
 """Limit on the tokens of one request, above the context of any target."""
@@ -71,11 +71,6 @@ def read_template(fields: Fields) -> ChatPrompt:
     """Read the chat that is to be rendered. Raises `ApiError` that names the field."""
     read_model(fields)
     return read_chat(fields)
-
-
-def read_model(fields: Fields) -> str:
-    """Read the model's name, which chooses the daemon's pair."""
-    return fields.text("model", longest=512)
 
 
 def _piece(data: bytes) -> str | list[int]:
