@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +96,7 @@ def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
 
     Raises `ApiError` for grammars that exclude each other, and for a tool whose schema cannot be enforced.
     """
-    listed = [replace(each, parameters=bounded(each.parameters)) for each in tools.callable]
+    listed = tools.callable
     of_format = own.startswith("{") and json.loads(own)["grammars"][0].get("json_schema") is not None
     if tools.rule is CallRule.REQUIRED:  # a format holds a content, of which there is none
         if own and not of_format:
@@ -112,6 +113,8 @@ def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
 def _blaming_tool(make: Callable[[Sequence[Tool]], str], listed: Sequence[Tool]) -> str:
     """Return the grammar of these tools. Raises `ApiError` that names the tool at fault."""
     try:
+        with suppress(UserError):  # a schema may leave no value within our bounds
+            return make([replace(each, parameters=bounded(each.parameters)) for each in listed])
         return make(listed)
     except RecursionError as error:
         raise wrong("tools", "a tool's parameters are nested too deeply") from error

@@ -437,6 +437,16 @@ def test_what_cannot_be_held_is_refused_with_its_field(name: str, tools: Tools, 
     assert "start:" not in str(caught.value)  # our own rules say nothing to a client
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "gemma4"])
+def test_a_number_above_our_bounds_is_held_by_its_own(name: str) -> None:
+    found, style = known(name)
+    large = {"type": "object", "properties": {"n": {"type": "integer", "exclusiveMinimum": 1e15}}}
+    tool = Tool("large", "", {**large, "required": ["n"]})
+    matcher = grammars(name).matcher(asked(name, Tools((tool,), CallRule.REQUIRED)))
+    assert accepts(found, matcher, _written(style.syntax, "large", "n", f"{10**15 + 1}"))
+    assert not accepts(found, matcher, _written(style.syntax, "large", "n", "7"))
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gemma4"])
 def test_a_regex_beside_tools_holds_the_whole_text(name: str) -> None:
     own = regex_grammar("ab?c")

@@ -140,6 +140,22 @@ def held(schema: dict[str, Any], value: str) -> bool:
     return matches(read("chat", guided_json=whole).sampling.grammar, f'{{"v": {value}}}')
 
 
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "number", "allOf": [{"minimum": 2e15}]}, "3000000000000000"),
+        ({"allOf": [{"type": "number"}, {"minimum": 1e16}]}, "20000000000000000"),
+        ({"type": "integer", "exclusiveMinimum": 1e15}, "1000000000000001"),
+        ({"type": "string", "format": "duration", "minLength": 70}, f'"P{"1" * 70}D"'),
+    ],
+    ids=["all", "in-all", "exclusive", "long"],
+)
+def test_a_schema_to_which_our_bounds_leave_no_value_is_held_without_them(
+    schema: dict[str, Any], value: str
+) -> None:
+    assert held(schema, value)
+
+
 NUMBERS = [
     ({"type": "number"}, ["0", "-3.5", "0.50", "1234567.25"]),
     ({"type": ["number", "null"]}, ["null", "7"]),
