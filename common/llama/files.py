@@ -133,18 +133,26 @@ def _check(path: Path, name: str, sha256: str) -> None:
         )
 
 
+def _parts(name: str) -> list[str]:
+    """Return the files of a model: all parts of one that is split, else `name` alone. Raises `UserError` for
+    a part that is not the first."""
+    part = PART.search(name)
+    if part is None:
+        return [name]
+    count = max(1, int(part[2]))
+    parts = [f"{name[: part.start()]}-{n:05}-of-{part[2]}.gguf" for n in range(1, count + 1)]
+    if int(part[1]) != 1:
+        raise UserError(f"{name} is part {int(part[1])} of {count}; name the first part, {parts[0]}")
+    return parts
+
+
 def _check_parts(path: Path) -> None:
     """Raise `UserError` for a split model's part that is not its first, or lies without the others."""
-    part = PART.search(path.name)
-    if part is None:
-        return
-    first, count = f"{path.name[: part.start()]}-00001-of-{part[2]}.gguf", int(part[2])
-    if int(part[1]) != 1:
-        raise UserError(f"{path} is part {int(part[1])} of {count}; name the first part, {first}")
-    others = (path.with_name(first.replace("-00001-of-", f"-{n:05}-of-")) for n in range(2, count + 1))
-    if missing := [other.name for other in others if not other.is_file()]:
+    _, *others = _parts(str(path))
+    if missing := [other for other in others if not Path(other).is_file()]:
         raise UserError(
-            f"{path} is part 1 of {count} and {missing[0]} is not beside it; fetch all parts into one folder"
+            f"{path} is part 1 of {len(others) + 1} and {Path(missing[0]).name} is not beside it; fetch all "
+            "parts into one folder"
         )
 
 
@@ -171,12 +179,14 @@ def _from_hub(name: str) -> Path:
 
     if not uri.path_in_repo:
         raise UserError(f"{name} names no file; write {HUB}organisation/repository/file.gguf")
-    cached = try_to_load_from_cache(uri.id, uri.path_in_repo, revision=uri.revision)
-    if isinstance(cached, str):
-        return Path(cached)
+    parts = _parts(uri.path_in_repo)
+    cached = [try_to_load_from_cache(uri.id, each, revision=uri.revision) for each in parts]
+    if all(isinstance(each, str) for each in cached):
+        return Path(str(cached[0]))
     logger.info("> fetching %s", name)
     with _asking_the_hub(name):
-        return Path(hf_hub_download(uri.id, uri.path_in_repo, revision=uri.revision))
+        first, *_ = [hf_hub_download(uri.id, each, revision=uri.revision) for each in parts]
+    return Path(first)
 
 
 def _hub_uri(name: str, form: str) -> Any:
@@ -250,6 +260,10 @@ def _from_web(url: str, sha256: str) -> Path:
     name = PurePosixPath(urlsplit(url).path).name
     if not name:
         raise UserError(f"{url} names no file; write for example https://host/path/file.gguf")
+    if len(_parts(name)) > 1:
+        raise UserError(
+            f"{url} is a part of a split model; fetch all parts into one folder, and name the first"
+        )
     web = request.OpenerDirector()  # without HTTPHandler: no redirect leads out of TLS
     for handler in (
         request.ProxyHandler,

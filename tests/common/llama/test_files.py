@@ -111,6 +111,27 @@ def test_names_of_local_and_remote_files_are_distinguished() -> None:
     assert not is_gguf("https://h/model?name=f.gguf")
 
 
+PART = f"hf://{REPOSITORY}/m-0000{{}}-of-00003.gguf"
+
+
+def test_all_parts_of_a_split_model_are_fetched_once_and_no_later_part_alone(hub: Hub, home: Path) -> None:
+    hub.files |= {f"m-0000{number}-of-00003.gguf": MODEL + bytes([number]) for number in (1, 2, 3)}
+    with wording.raises(UserError):
+        find_model(PART.format(2))
+    assert not hub.seen
+    first = Path(find_model(PART.format(1)))
+    assert [path.name for path in sorted(first.parent.iterdir())] == sorted(set(hub.files) - {"f.gguf"})
+    hub.seen.clear()
+    assert find_model(PART.format(1)) == str(first)
+    assert not hub.seen
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_part_of_another_server_is_refused_before_it_is_fetched(number: int, home: Path) -> None:
+    with wording.raises(UserError):
+        find_model(f"https://127.0.0.1:1/m-0000{number}-of-00002.gguf")
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from huggingface_hub import constants
