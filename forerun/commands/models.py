@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import ForerunError, UserError
 from common.llama.files import HUB, find_model, gguf_files, is_gguf, is_remote
+from edge_client.process.paths import find_paths
 from forerun.options import JsonOption
 from forerun.terminal import table
 
@@ -129,27 +132,29 @@ def _family(name: str) -> str:
 
 def _drafts_here(target: Path) -> Iterator[str]:
     """Yield the smaller GGUF files beside a target and in the hub's folder that have its tokens. Raises
-    `UserError` for a target that is not there."""
+    `UserError` for a target that cannot be read."""
     if is_remote(str(target)) or not target.exists():
         return
     from huggingface_hub.constants import HF_HUB_CACHE
 
     own, size = _tokens(target), target.stat().st_size
-    for path in [*sorted(target.parent.glob("*.gguf")), *sorted(Path(HF_HUB_CACHE).rglob("*.gguf"))]:
-        if path.is_file() and path.stat().st_size < size and _tokens(path) == own:
-            yield str(path)
+    found = [*sorted(target.parent.glob("*.gguf")), *sorted(Path(HF_HUB_CACHE).rglob("*.gguf"))]
+    for path in {path.resolve(): path for path in found}.values():  # a fetched file is a link
+        with suppress(ForerunError):
+            if path.is_file() and path.stat().st_size < size and _tokens(path) == own:
+                yield str(path)
 
 
-def _tokens(path: Path) -> bytes | None:
-    """Return the fingerprint of a file's tokens; None if it cannot be read."""
+def _tokens(path: Path) -> bytes:
+    """Return the fingerprint of a file's tokens. Raises `UserError` for a file that fails its trial."""
+    from common.llama.load_trial import ModelTrials
     from common.llama.model import LlamaModel, LlamaSettings
     from common.vocabulary import Vocabulary
 
-    try:
-        with LlamaModel(LlamaSettings(find_model(str(path))), weights=False) as model:
-            return Vocabulary(model.token_table()).fingerprint
-    except ForerunError:
-        return None
+    settings = LlamaSettings(find_model(str(path)))
+    ModelTrials(find_paths(os.environ).tried).ensure(settings, weights=False)
+    with LlamaModel(settings, weights=False) as model:
+        return Vocabulary(model.token_table()).fingerprint
 
 
 def _pull(options: PullOptions) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.llama import load_trial
 from forerun.cli import main
 from forerun.commands.models import PAIRS
 from forerun.demo_pair import DRAFT_GGUF as DRAFT
@@ -73,3 +74,35 @@ def test_smaller_files_with_the_same_tokens_are_found(
     target = tmp_path / "target.gguf"
     target.write_bytes(DRAFT.read_bytes() + bytes(64))  # larger; what follows the tensors is not read
     assert _told(capsys, "models", "--drafts-for", str(target))["files"] == [str(draft)]
+
+
+def test_a_draft_that_was_fetched_before_is_listed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the target is in the hub's folder, whose names are links."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (snapshot := tmp_path / "snapshots").mkdir()
+    shutil.copy(DRAFT, tmp_path / "blob")
+    (draft := snapshot / "draft.gguf").symlink_to(tmp_path / "blob")
+    (target := snapshot / "target.gguf").write_bytes(DRAFT.read_bytes() + bytes(64))
+    monkeypatch.chdir(tmp_path)
+    assert _told(capsys, "models", "--drafts-for", str(target))["files"] == [str(draft)]
+    relative = str(target.relative_to(tmp_path))
+    assert len(_told(capsys, "models", "--drafts-for", relative)["files"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_target_whose_tokens_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "small.gguf").write_bytes(MODEL)
+    (target := tmp_path / "qwen2.5-coder-7b.gguf").write_bytes(MODEL + bytes(64))
+    assert main(["models", "--drafts-for", str(target)]) == 2
+
+
+def test_files_are_tried_in_a_process_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged file may end it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    tried = list[str]()
+    monkeypatch.setattr(load_trial, "_try", lambda settings, *_: tried.append(settings.path))
+    shutil.copy(DRAFT, draft := tmp_path / "draft.gguf")
+    (target := tmp_path / "target.gguf").write_bytes(DRAFT.read_bytes() + bytes(64))
+    assert main(["models", "--drafts-for", str(target)]) == 0
+    assert tried == [str(target), str(draft)]
