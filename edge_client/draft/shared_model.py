@@ -184,7 +184,7 @@ class SharedDraftModel:
         settings = replace(self._settings, path=path or self._settings.path, adapter=adapter)
         beside = self.size_bytes - Path(self.path).stat().st_size  # of the model that drafts with it
         needed = MEMORY * (Path(find_model(settings.path)).stat().st_size + beside)
-        if adapter:  # the weights are there
+        if adapter and self.state is ModelState.LOADED:  # the weights are there
             needed -= self.size_bytes - beside
         free = self._free(settings.gpu_layers)
         if 0 < free < needed:

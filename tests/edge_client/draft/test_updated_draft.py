@@ -248,8 +248,11 @@ async def test_a_second_model_without_memory_is_refused(device: Device) -> None:
     own = SharedDraftModel(settings(device.model), 2, free=lambda layers: size + size // 2)
     with wording.raises(CapacityError):
         own.sibling(path=str(device.model))
-    adapted = own.sibling(adapter=device.offer())
+    adapter = device.offer()
+    with wording.raises(CapacityError):  # the weights are not there yet
+        own.sibling(adapter=adapter)
     await own.load()
+    adapted = own.sibling(adapter=adapter)
     await adapted.load()
     assert own._runtimes[0]._model is adapted._runtimes[0]._model
     await adapted.close()
