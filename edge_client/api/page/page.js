@@ -946,7 +946,8 @@ async function read(response, answer, stop) {
         $("tree-count").textContent = `${shown(ours.accepted, 0)} of ${shown(decided(ours), 0)} tokens guessed right, ` +
           `with ${shown(ours.proposed, 0)} guesses`;
       }
-      if (ours.tokens && ours.elapsed_ms) gauges.speed.show(1000 * ours.tokens / ours.elapsed_ms);
+      const written = ours.elapsed_ms - ours.waited_ms; // milliseconds
+      if (ours.tokens && written > 0) gauges.speed.show(1000 * ours.tokens / written);
       $("said").textContent = `The text has ended. ${summary(ours, finish)}`;
       continue;
     }
@@ -1189,7 +1190,8 @@ function wire() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.isComposing) writing?.stop.abort();
   });
-  for (const name of ["beforeunload", "pagehide"]) addEventListener(name, leave);
+  addEventListener("beforeunload", save); // a download begins so, too, and leaves nothing
+  addEventListener("pagehide", leave);
   addEventListener("pageshow", () => { isLeaving = false; });
   $("clear").addEventListener("click", clearAll);
   for (const id of ["temperature", "seed", "max-tokens"]) $(id).addEventListener("input", tellSettings);

@@ -437,6 +437,32 @@ async def test_a_talk_with_code_survives_a_reload_in_its_colours(browser: Callab
     assert seen["complaints"] == []
 
 
+LAST = """
+const chunk = {choices: [{finish_reason: 'stop'}], forerun: {tokens: 20, elapsed_ms: 9000, waited_ms: 8000}};
+const body = new Response(`data: ${JSON.stringify(chunk)}\\n\\ndata: [DONE]\\n\\n`);
+return read(body, new Answer(begin('chat', '?')), new AbortController())
+  .then(() => document.getElementById('gauge-speed').textContent);
+"""
+"""The end of a text that waited in the queue; returns the gauge of the speed."""
+
+
+@marked
+async def test_the_speed_is_without_the_queue_and_what_does_not_leave_is_saved(
+    browser: Callable[..., Page],
+) -> None:
+    def drive() -> tuple[str, list[bool]]:
+        page = browser()
+        page.open(found.with_token)
+        speed = page.run(LAST)
+        script = "dispatchEvent(new Event(arguments[0])); return isLeaving"
+        return speed, [page.run(script, each) for each in ("beforeunload", "pagehide", "pageshow")]
+
+    async with page_world(0.0) as found:
+        speed, is_leaving = await asyncio.to_thread(drive)
+    assert speed == "20"
+    assert is_leaving == [False, True, False]
+
+
 @marked
 async def test_a_text_is_as_long_as_fits(browser: Callable[..., Page]) -> None:
     def drive() -> list[str]:
