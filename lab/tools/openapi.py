@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.api.model_lists import read_name
+from edge_client.api.security import OPEN_PATHS
 from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError
 from edge_client.formats.detokenizer import TextSpan
@@ -273,6 +274,8 @@ def _operation(method: str, path: str, summary: str) -> Json:
         "summary": summary,
         "responses": {**good, "default": {"$ref": f"#/components/responses/{_api(path)}"}},
     }
+    if path in OPEN_PATHS:
+        told["security"] = []
     if parameters:
         told["parameters"] = [{**each, "schema": {"type": "string"}} for each in parameters]
     dialect = next((each for each in DIALECTS if each.path == path), None) if method == "POST" else None

@@ -1,4 +1,4 @@
-"""Builds the documentation site from the Markdown that GitHub shows: `make site` writes build/site.
+"""Builds the documentation site from the Markdown that GitHub shows: `make site` writes build/docs/site.
 
 - Links between pages lead to pages of the site, and links to other files to the repository.
 - Each client of docs/clients.md has a page: an agent its section, a library its tested program.

@@ -11,6 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, given, settings
 
 from edge_client.api.app import OPENAPI
+from edge_client.api.security import HEALTH_PATHS, OPEN_PATHS
 from edge_client.formats.fields import Fields
 from edge_client.texts.figures import SessionRun
 from edge_client.texts.text_request import TextRequest
@@ -50,6 +51,12 @@ async def test_each_path_is_described_with_its_methods() -> None:
         *("/", "/page.css", "/page.js", "/favicon.ico"),
         "/v1/sessions/{id}/tree",
     }
+
+
+def test_a_token_is_required_but_for_open_paths() -> None:
+    assert DOCUMENT["security"]
+    without = {path for _, path, told in operations() if told.get("security") == []}
+    assert without == OPEN_PATHS & DOCUMENT["paths"].keys() >= {"/healthz", "/readyz", *HEALTH_PATHS}
 
 
 def test_names_types_and_bounds_are_those_of_the_reading_code() -> None:
