@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar
 
 from common.config.live_files import read_bytes
 from common.errors import UserError
+from common.llama.load_trial import KeptTable
+from edge_client.draft.canary import VERDICTS, Verdicts
 from edge_client.draft.updated_draft import newest
 from forerun.terminal import note
 from simulator.documents import write_whole
@@ -32,7 +34,8 @@ LOOK_EVERY = 10.0  # seconds between two looks into the log
 
 KEPT = 3
 """Published files that stay. An edge or verifier whose file leaves goes back to what it was started with, so
-those stay that may be in force: the newest, and the ones before it where it was rolled back."""
+those stay that may be in force: the newest, and the ones before it where it was rolled back. What a verifier
+kept last in the folder stays, too."""
 
 STATE, UNFINISHED = ".following.json", ".unfinished-"
 """Names in the folder, and the beginning of names, that edges and verifiers do not look at."""
@@ -71,7 +74,7 @@ class Follower(Generic[Options]):
         start: Path | None = Path(place) if place else getattr(options, options.START)
         until = self._reader.newest_at()
         begun: dict[str, Any] = {options.START: start}
-        part = replace(options, follow=False, out=self._unfinished(start), **begun)
+        part = replace(options, follow=False, out=self._unfinished(start, until), **begun)
         try:
             report = self._train(part)
         except TooFewTextsError as error:
@@ -85,17 +88,19 @@ class Follower(Generic[Options]):
                 f"{PUBLISHED}%Y%m%d-%H%M%S{options.SUFFIX}", time.gmtime()
             )
             part.out.replace(published)
+            in_force = Path(Verdicts(KeptTable(options.out / VERDICTS)).last_kept()).name
             for old in sorted(options.out.glob(f"{PUBLISHED}*{options.SUFFIX}"))[:-KEPT]:
-                old.unlink(missing_ok=True)
+                if old.name != in_force:
+                    old.unlink(missing_ok=True)
         self._until = until
         write_whole(options.out / STATE, json.dumps({"until": until}))
         part.out.unlink(missing_ok=True)
         return Round(before, after, published)
 
-    def _unfinished(self, start: Path | None) -> Path:
-        """Return the file of a round that begins. An interrupted round with the same options goes on there;
-        files of other rounds are deleted."""
-        told = f"{self._options} {start} {start and start.stat().st_mtime_ns}"
+    def _unfinished(self, start: Path | None, until: int) -> Path:
+        """Return the file of a round that begins. An interrupted round with the same options and texts goes
+        on there; files of other rounds are deleted."""
+        told = f"{self._options} {start} {start and start.stat().st_mtime_ns} {until}"
         path = self._options.out / f"{UNFINISHED}{zlib.crc32(told.encode()):08x}{self._options.SUFFIX}"
         for other in self._options.out.glob(f"{UNFINISHED}*"):
             if not other.name.startswith(path.name):

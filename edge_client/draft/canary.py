@@ -30,6 +30,9 @@ MARGIN = 0.05
 RANGE = 0.25
 """Larger differences between two texts count as this one: they come from the texts' kinds."""
 
+VERDICTS = ".verdicts.json"
+"""Name of the table of verdicts in a folder that a verifier serves."""
+
 LARGEST_STAKE = 0.9  # of the wealth; all of it could be lost at once
 PRIOR_BETS = 4  # of an outcome of 1/2, before the first: the spread is unknown
 

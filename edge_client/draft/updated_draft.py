@@ -188,18 +188,21 @@ class UpdatedDraft:
         logger.warning("! %s", words)
 
 
-def newest(place: str, wanted: str, suffix: str = ".gguf") -> tuple[str, object]:
+def newest(
+    place: str, wanted: str, suffix: str = ".gguf", refused: Callable[[str], bool] = lambda _path: False
+) -> tuple[str, object]:
     """Return the file that a place offers, with a mark of its content; ("", None) if there is none.
 
-    `wanted` is NAME or NAME#SHA256; empty: the newest file with the suffix in a folder. Raise `ForerunError`
-    for a missing one.
+    `wanted` is NAME or NAME#SHA256; empty: the newest file with the suffix in a folder that is not
+    `refused`. Raise `ForerunError` for a missing one.
     """
     name = wanted.partition("#")[0]
     if is_remote(place):
         return (find_model(f"{place.rstrip('/')}/{name}"), wanted) if name else ("", None)
     folder = Path(place).expanduser()
-    files = [folder / name] if name else list(folder.glob(f"[!.]*{suffix}"))
     try:
+        offered = [file for file in folder.glob(f"[!.]*{suffix}") if not refused(str(file.absolute()))]
+        files = [folder / name] if name else offered
         path = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
         return (str(path.absolute()), (wanted, mark_of(path))) if path else ("", None)
     except OSError as error:

@@ -386,8 +386,9 @@ def save_heads(heads: Heads, label: HeadsLabel, path: Path) -> None:
 
 
 def load_heads(source: str, target: TargetModel, vocabulary: Vocabulary) -> Heads | NewerHeads:
-    """Load heads of `forerun heads train` from FILE or heads:FILE, or from heads:FOLDER the newest, and all
-    that follow there. Raises `UserError` as `read_heads`, and for a folder without heads."""
+    """Load heads of `forerun heads train` from FILE or heads:FILE, or from heads:FOLDER those that were
+    in force last, else the newest, and all that follow there. Raises `UserError` as `read_heads`, and for a
+    folder without heads."""
     place = Path(source.removeprefix("heads:")).expanduser()
     served: Heads | NewerHeads
     if place.is_dir():

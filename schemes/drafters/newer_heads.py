@@ -3,8 +3,9 @@
 A thread loads the newest file beside the heads in force. A part of the texts that then begin has the newer
 heads, drawn at random, and a sequential test compares the texts (`Canary`). What decides is a text's share of
 guesses whose first candidate was the target's choice: whether deeper levels are asked for depends on the
-heads themselves. A text keeps its heads to its end, so no text is read anew; those of heads that were rolled
-back get the others at once. Texts are the target's with all heads.
+heads themselves. A text keeps its heads to its end, so it is not read anew; those of heads that were rolled
+back get the others at once, and one that was silent for `FORGET_EVERY` steps is drawn again. Texts are the
+target's with all heads.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cloud_verifier.engine.packing import PackedStep
 from cloud_verifier.engine.torch_engine import TorchEngine
 from common.errors import ForerunError, LocalError, UserError
 from common.llama.load_trial import KeptTable
-from edge_client.draft.canary import Canary, Verdict, Verdicts
+from edge_client.draft.canary import VERDICTS, Canary, Verdict, Verdicts
 from edge_client.draft.updated_draft import newest
 from schemes.drafters.drafter import Drafter, DraftModel
 
@@ -38,9 +39,9 @@ COUNTED, LONGEST = 8, 64
 rarely."""
 
 FORGET_EVERY = 256
-"""Steps without a text after which it has ended."""
+"""Steps without a text after which it counts as ended."""
 
-SUFFIX, VERDICTS = ".safetensors", ".verdicts.json"
+SUFFIX = ".safetensors"
 
 
 class NewerHeads:
@@ -52,13 +53,14 @@ class NewerHeads:
     def __init__(self, folder: Path, load: Callable[[Path], DraftModel]) -> None:
         self.folder, self._load = folder, load
         self.verdicts = Verdicts(KeptTable(folder / VERDICTS))
-        self.path = self.verdicts.last_kept() or newest(str(folder), "", SUFFIX)[0]
+        self.path = self.verdicts.last_kept() or newest(str(folder), "", SUFFIX, self._is_worse)[0]
         if not self.path:
             raise UserError(
-                f"--drafter heads:{folder} has no heads; train the first: forerun heads train --out "
-                f"{folder / 'first'}{SUFFIX}"
+                f"--drafter heads:{folder} has no heads that were not rolled back; train some: forerun heads "
+                f"train --out {folder / 'first'}{SUFFIX}"
             )
         self.first = load(Path(self.path))
+        self.verdicts.keep(self.path, Verdict.KEPT)  # a restart finds it, not what was never tried
         self.depth, self.has_own_kv = self.first.depth, self.first.has_own_kv
         self.num_scratch, self.first_position = self.first.num_scratch, self.first.first_position
 
@@ -67,12 +69,15 @@ class NewerHeads:
 
     def newer(self, path: str) -> DraftModel | None:
         """Return the heads of a file that was not rolled back before. Raise `ForerunError`."""
-        if self.verdicts.of(path) is Verdict.WORSE:
+        if self._is_worse(path):
             return None
         heads = self._load(Path(path))
         if type(heads) is not type(self.first):
             raise UserError("the heads are of another kind; start the verifier anew with them")
         return heads
+
+    def _is_worse(self, path: str) -> bool:
+        return self.verdicts.of(path) is Verdict.WORSE
 
 
 @dataclass(eq=False, slots=True)
@@ -213,7 +218,8 @@ class HeadsInTrial:
             self._thread.start()
 
     def _look(self) -> None:
-        """Load the newest file, if it was not seen before. Runs in the thread."""
+        """Load the newest file, if it was not seen before. Runs in the thread. After an error that may
+        pass, as of memory, the file is not seen."""
         path = ""
         try:
             path, mark = newest(str(self._draft.folder), "", SUFFIX)
@@ -224,7 +230,8 @@ class HeadsInTrial:
                 kv = self.current.drafter.kv
                 spare = self._stores[self._stores[0] is kv]
                 self._loaded = ServedHeads(path, self._sibling(heads, spare))
-        except (ForerunError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - outermost frame of the thread
+            self._seen = self._seen if isinstance(error, ForerunError) else None
             logger.warning("! %s is not used, %s stays: %s", path, self.current.path, error)
 
     def _sibling(self, heads: DraftModel, kv: KVStore) -> Drafter:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
+from common.llama.load_trial import KeptTable
 from common.sampling import SamplingParams
+from edge_client.draft.canary import VERDICTS, Verdict, Verdicts
 from edge_client.draft.updated_draft import newest
 from forerun import demo_pair
 from schemes.training_log.records import LoggedText, LogWriter
@@ -117,6 +119,22 @@ def test_the_newest_published_drafts_stay_and_what_others_put_there(
     assert left == ["by-hand.gguf", *(f"{PUBLISHED}{number}.gguf" for number in range(5 - KEPT, 5))]
 
 
+def test_what_a_verifier_of_the_folder_kept_last_stays(
+    options: AlignOptions, grow: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (f"{PUBLISHED}{number}.gguf" for number in range(KEPT + 2))
+    monkeypatch.setattr(time, "strftime", lambda *_: next(names))
+    follower = Follower(options, Trainings(*[(0.5, 0.6)] * (KEPT + 2)))
+    verdicts = Verdicts(KeptTable(options.out / VERDICTS))
+    for verdict in (Verdict.KEPT, *[Verdict.WORSE] * (KEPT + 1)):
+        grow(8)
+        done = follower.look()
+        assert done is not None
+        verdicts.keep(str(done.published), verdict)
+    left = sorted(path.name for path in options.out.glob("*.gguf"))
+    assert left == [f"{PUBLISHED}{number}.gguf" for number in (0, *range(2, KEPT + 2))]
+
+
 def test_an_interrupted_round_is_gone_on_with_and_its_texts_stay_new(
     options: AlignOptions, grow: Callable[[int], None]
 ) -> None:
@@ -129,13 +147,26 @@ def test_an_interrupted_round_is_gone_on_with_and_its_texts_stay_new(
         Follower(options, interrupted).look()
     (left,) = options.out.iterdir()
     assert newest(str(options.out), "") == ("", None), "devices see nothing of it"
-    trainings = Trainings((0.5, 0.5), (0.5, 0.5))
+    trainings = Trainings((0.5, 0.5))
     assert Follower(options, trainings).look() is not None
     assert left.name == trainings.outs[0].name + ".training"
+
+
+@pytest.mark.parametrize(("num_new", "updates"), [(1, 400), (0, 7)], ids=["texts", "options"])
+def test_an_interrupted_round_of_others_is_deleted(
+    num_new: int, updates: int, options: AlignOptions, grow: Callable[[int], None]
+) -> None:
+    def interrupted(part: AlignOptions) -> dict[str, Any]:
+        part.out.with_name(part.out.name + ".training").write_text("half done")
+        raise KeyboardInterrupt
+
     grow(8)
-    assert left.exists()
-    Follower(replace(options, updates=7), trainings).look()
-    assert not left.exists(), "of other options"
+    with pytest.raises(KeyboardInterrupt):
+        Follower(options, interrupted).look()
+    (left,) = options.out.iterdir()
+    grow(num_new)
+    assert Follower(replace(options, updates=updates), Trainings((0.5, 0.5))).look() is not None
+    assert not left.exists()
 
 
 def test_texts_that_are_too_few_for_both_parts_wait_for_more(

@@ -36,7 +36,7 @@ from common.vocabulary import Vocabulary
 from edge_client.draft import canary
 from edge_client.draft.canary import Verdict
 from schemes.drafters import newer_heads
-from schemes.drafters.drafter import Drafted, DraftRows
+from schemes.drafters.drafter import Drafted, DraftModel, DraftRows
 from schemes.drafters.heads import KINDS, HeadsLabel, load_heads, save_heads
 from schemes.drafters.newer_heads import HeadsInTrial, NewerHeads, ServedHeads
 from schemes.drafters.whole_models import EarlyExit
@@ -355,6 +355,44 @@ def test_heads_whose_logits_overflow_are_rolled_back(tmp_path: Path) -> None:
 def test_a_folder_without_heads_is_refused(tmp_path: Path, model: TargetModel) -> None:
     with wording.raises(UserError):
         load_heads(f"heads:{tmp_path}", model, VOCABULARY)
+
+
+def test_a_restart_serves_what_was_in_force_and_nothing_that_was_rolled_back(
+    model: TargetModel, put: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    in_force = put("0", "0.6")
+    verdicts = knowing(model, tmp_path).verdicts
+    untried = put("1", "0.6")
+    assert knowing(model, tmp_path).path == str(in_force)
+    in_force.unlink()
+    verdicts.keep(str(put("2", "0.6")), Verdict.WORSE)
+    assert knowing(model, tmp_path).path == str(untried)
+    untried.unlink()
+    with wording.raises(UserError):
+        knowing(model, tmp_path)
+
+
+def test_heads_for_which_memory_was_short_are_told_and_tried_again(
+    model: TargetModel,
+    put: Callable[[str, str], Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def short(_path: Path) -> DraftModel:
+        raise torch.OutOfMemoryError("a test says so")
+
+    put("0", "0.6")
+    drafter = trial_of(engine_of(knowing(model, tmp_path), model))
+    put("1", "0.6")
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(drafter._draft, "_load", short)
+        looked(drafter)
+    (record,) = caplog.records
+    assert "1.safetensors" in record.getMessage()
+    assert drafter._loaded is None
+    looked(drafter)
+    assert drafter._loaded is not None
 
 
 def test_memory_counts_the_heads_on_trial(tmp_path: Path) -> None:
