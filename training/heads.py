@@ -14,6 +14,7 @@ import numpy as np
 from common.config.command_line import add_command
 from common.config.setting import REQUIRED, setting
 from common.errors import UserError
+from common.llama.files import hash_of
 from common.sampling import SamplingParams
 from forerun import demo_pair
 from forerun.terminal import note, table
@@ -151,12 +152,18 @@ def trained(options: TrainOptions) -> dict[str, Any]:
         heads = KINDS[options.kind](target, options.depth)
     else:
         heads = read_heads(options.heads, target, Vocabulary(target.token_table()))
-    prompts = options.tokenized(engine.info, target.tokenize) if options.log is None else []
-    told = {**asdict(options), "json": False, "threads": 0, "data": digest(target, prompts)}
+    parts = None if options.log is None else _logged(options, engine)
+    if parts is None:
+        data = options.tokenized(engine.info, target.tokenize)
+    else:
+        data = [text.tolist() for part in parts for text in part]
+    told = {**asdict(options), "json": False, "threads": 0, "device": "", "margin": 0.0}
+    told |= {"data": digest(target, data), "heads": options.heads and hash_of(options.heads)}
     checkpoint = Checkpoint(options.out.with_name(options.out.name + ".training"), told)
-    taught, held_out = (
-        list(read_texts(target, part)) for part in _texts(options, engine, prompts, checkpoint)
-    )
+    if parts is None:
+        texts = kept_texts(engine, data, options.texts, options.sampling_of, checkpoint)
+        parts = divided(texts, len(data), HELD_OUT_EVERY)
+    taught, held_out = (list(read_texts(target, part)) for part in parts)
     before = accuracy(heads, target, held_out, WARM)
     losses, lengths = (
         head_losses(heads.requires_grad_(True), target, taught),
@@ -176,13 +183,8 @@ def trained(options: TrainOptions) -> dict[str, Any]:
     return report
 
 
-def _texts(
-    options: TrainOptions, engine: TorchEngine, prompts: Sequence[Sequence[int]], checkpoint: Checkpoint
-) -> tuple[list[IntArray], list[IntArray]]:
-    """Return texts of the target or of a log, to train on and to measure."""
-    if options.log is None:
-        texts = kept_texts(engine, prompts, options.texts, options.sampling_of, checkpoint)
-        return divided(texts, len(prompts), HELD_OUT_EVERY)
+def _logged(options: TrainOptions, engine: TorchEngine) -> tuple[list[IntArray], list[IntArray]]:
+    """Return texts of a log, to train on and to measure."""
     taught, held_out = (
         [np.append(text.prompt[-LONGEST_PROMPT:], text.tokens[: options.max_tokens]) for text in part]
         for part in logged_texts(options, engine.info.fingerprint, options.model)

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from common.sampling import SamplingParams
 from forerun.cli import main
 from lab import demo_models
+from tests.training.logged import fill, some_prompts
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -97,6 +99,47 @@ def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     capsys.readouterr()
     assert main([*train, "--steps", "1"]) == 0
     assert "written 16 of 24" not in capsys.readouterr().err
+
+
+def test_an_interrupted_training_goes_on_with_the_same_log_and_heads_alone(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cloud_verifier.engine.torch_loading import load_engine
+    from training import heads
+    from training.trainer import Trainer
+
+    engine, _ = load_engine(model, 16384)
+    prompts = [engine.model.tokenize(text) for text in some_prompts(48)]
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    log, log_before, before = tmp_path / "log", tmp_path / "log-before", tmp_path / "before"
+    fill(log, engine, prompts[:40], sampling)
+    fresh = ["heads", "train", "--model", model, "--log", str(log), "--kind", "medusa", "--depth", "1"]
+    for seed in range(2):
+        assert main([*fresh, "--steps", "1", "--seed", str(seed), "--out", str(tmp_path / str(seed))]) == 0
+    shutil.copy(tmp_path / "0", before)
+    further = [*fresh, "--heads", str(before), "--steps", "2", "--out", str(tmp_path / "after")]
+    monkeypatch.setattr(heads, "SAVE_EVERY", 1)
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer) -> list[float]:
+        if trainer.done == 1:
+            raise KeyboardInterrupt
+        return step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "step", interrupted)
+        main(further)
+    shutil.copy(tmp_path / "1", before)
+    assert main(further) == 2, "other heads of that name"
+    shutil.copy(tmp_path / "0", before)
+    shutil.copytree(log, log_before)
+    fill(log, engine, prompts[40:], sampling)
+    assert main(further) == 2, "other texts in the log"
+    shutil.rmtree(log)
+    log_before.rename(log)
+    capsys.readouterr()
+    assert main([*further, "--margin", "0.5", "--device", "cpu:0"]) == 0
+    assert "after 1 of 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [("--steps", "0"), ("--max-tokens", "4000")], ids=str)
