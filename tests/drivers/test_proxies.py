@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ import pytest
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
+from tests.conftest import WHERE_PROGRAMS_ARE
 from tests.edge_client.api.served import TOKEN, served
 from tests.support.drafter_thread import DrafterThread
 from tests.support.ports import free_port
@@ -54,8 +56,9 @@ class Proxy:
         foreground = ("-g", "daemon off; worker_shutdown_timeout 100ms;") if self.name == "nginx" else ()
         options = ("-c",) if self.name == "nginx" else ("-W", "-f")
         with self._log.open("wb") as log:
+            program = shutil.which(self.name, path=WHERE_PROGRAMS_ARE) or self.name
             self.process = await asyncio.create_subprocess_exec(
-                self.name, *options, str(self.path), *foreground, stderr=log, stdout=log
+                program, *options, str(self.path), *foreground, stderr=log, stdout=log
             )
         for port in (self.edge_port, self.api_port):
             for _ in range(600):
