@@ -66,7 +66,8 @@ def test_no_client_harms_the_server_or_its_neighbour(kind: str, narrow: bool, co
 @pytest.mark.parametrize("name", ["tree", "sync"])
 def test_a_recorded_conversation_ends_well_if_nothing_is_done_to_it(name: str) -> None:
     with Site() as site:
-        (end,) = site.play(Case((recorded(name)[0],)))
+        ends = (site.play(Case((recorded(name)[0],)))[0] for _ in range(20))
+        end = next(end for end in ends if end != UNHEARD)  # gRPC's client may lose the end that it was told
     assert end.code is grpc.StatusCode.OK
 
 
