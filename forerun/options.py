@@ -73,17 +73,17 @@ def add_server_words(parser: argparse.ArgumentParser, level: Entry) -> None:
     )
 
 
-def join_address(options: argparse.Namespace, name: str, configured: str) -> None:
-    """Put a given host or port into an address to listen at, of which the other part stays as configured.
-    Raise `UserError` for a socket, which has neither."""
+def joined_address(options: argparse.Namespace, name: str, configured: str) -> str:
+    """Return an address to listen at with a given host or port, of which the other part stays as configured.
+    Raise `UserError` for a socket, which has neither. `name`: the setting's."""
     if not (hasattr(options, "host") or hasattr(options, "port")):
-        return
+        return configured
     if configured.startswith("unix:"):
         raise UserError(f"{name} is {configured}, a socket without host and port; leave them out, or it")
     host, _, port = configured.rpartition(":")
     own = getattr(options, "host", host)
     own = f"[{own}]" if ":" in own and not own.startswith("[") else own  # of IPv6
-    setattr(options, name, f"{own}:{getattr(options, 'port', port)}")
+    return f"{own}:{getattr(options, 'port', port)}"
 
 
 def places(options: Any) -> EdgePaths:

@@ -165,10 +165,8 @@ def trained(options: TrainOptions) -> dict[str, Any]:
         parts = divided(texts, len(data), HELD_OUT_EVERY)
     taught, held_out = (list(read_texts(target, part)) for part in parts)
     before = accuracy(heads, target, held_out, WARM)
-    losses, lengths = (
-        head_losses(heads.requires_grad_(True), target, taught),
-        [len(text.tokens) for text in taught],
-    )
+    losses = head_losses(heads.requires_grad_(True), target, taught)
+    lengths = [len(text.tokens) for text in taught]
     trainer = Trainer(dict(heads.named_parameters()), losses, lengths, options.steps, RATES, options.seed)
     if checkpoint.state:
         trainer.restore(checkpoint.state)

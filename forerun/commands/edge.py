@@ -23,7 +23,7 @@ from forerun.cli import own_version
 from forerun.commands import config as config_command
 from forerun.commands import process, service
 from forerun.log_format import writing
-from forerun.options import ConfigOption, add_server_words, given_flags, join_address, loaded, places
+from forerun.options import ConfigOption, add_server_words, given_flags, joined_address, loaded, places
 from forerun.terminal import note
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ A file or the environment can also set every setting: `forerun edge config init`
 Without an action the daemon runs. The actions query, stop or install it."""
 
 logger = logging.getLogger(__name__)
+
+LISTEN = "api.listen"
 
 SWITCH_INTERVAL = 0.0002
 """Seconds after which the draft model's thread yields to the event loop, which passes text on. Python's
@@ -73,7 +75,7 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
     paths = places(options)
-    join_address(options, "api.listen", loaded(options, paths).config.api.listen)
+    setattr(options, LISTEN, joined_address(options, LISTEN, loaded(options, paths).config.api.listen))
     config = loaded(options, paths).config
 
     def reconfigure(values: Mapping[str, Any]) -> EdgeConfig:

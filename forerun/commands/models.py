@@ -39,7 +39,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KnownPair:
     """Holds a target and a draft with the same tokens."""
 
     room: str
@@ -52,13 +52,13 @@ class Pair:
     measured: str = "not measured here"
 
 
-def _qwen_coder(room: str, size: str, target_gb: float, measured: str = "not measured here") -> Pair:
+def _qwen_coder(room: str, size: str, target_gb: float, measured: str = "not measured here") -> KnownPair:
     """Return a pair of Qwen2.5-Coder, whose 0.5B drafts for all larger ones but the 3B (another licence)."""
 
     def file(of: str) -> str:
         return f"{HUB}Qwen/Qwen2.5-Coder-{of}-Instruct-GGUF/qwen2.5-coder-{of.lower()}-instruct-q4_k_m.gguf"
 
-    return Pair(room, file(size), target_gb, file("0.5B"), 0.49, "Q4_K_M", "Apache-2.0", measured)
+    return KnownPair(room, file(size), target_gb, file("0.5B"), 0.49, "Q4_K_M", "Apache-2.0", measured)
 
 
 PAIRS = (
@@ -66,7 +66,7 @@ PAIRS = (
     _qwen_coder("GPU of 8 GB", "7B", 4.68),
     _qwen_coder("GPU of 16 GB", "14B", 8.99),
     _qwen_coder("GPU of 24 GB", "32B", 19.85),
-    Pair(
+    KnownPair(
         "GPU of 80 GB",
         "Qwen/Qwen2.5-Coder-32B-Instruct",
         65.5,

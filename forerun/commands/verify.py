@@ -25,7 +25,7 @@ from edge_client.process.paths import find_paths
 from forerun.cli import SERVE, leave
 from forerun.commands.pair import Pairing
 from forerun.log_format import writing
-from forerun.options import add_server_words, join_address
+from forerun.options import add_server_words, joined_address
 
 if TYPE_CHECKING:
     from cloud_verifier.core.engine_protocol import TargetInfo
@@ -84,11 +84,9 @@ def config_of(options: argparse.Namespace) -> VerifierConfig:
         flags.setdefault("operations.log_level", options.log_level)
     files = [] if options.config is None else [options.config]
     loaded = load_config(SCHEMA, flags, os.environ, files)
-    is_usual = loaded.origins[LISTEN].layer == DEFAULT
-    configured = PAIRED_LISTEN if options.pair and is_usual else loaded.config.server.listen
-    setattr(options, LISTEN, configured)
-    join_address(options, LISTEN, configured)
-    return load_config(SCHEMA, flags | {LISTEN: getattr(options, LISTEN)}, os.environ, files).config
+    listen, is_usual = loaded.config.server.listen, loaded.origins[LISTEN].layer == DEFAULT
+    flags[LISTEN] = joined_address(options, LISTEN, PAIRED_LISTEN if options.pair and is_usual else listen)
+    return load_config(SCHEMA, flags, os.environ, files).config
 
 
 def _paired(flags: Mapping[str, object]) -> dict[str, object]:

@@ -26,7 +26,7 @@ from common.sampling import SamplingDefaults
 from edge_client.settings import SCHEMA
 from forerun.cli import COMMANDS, build_parser, extras_of, main, own_version, reported
 from forerun.commands import verify
-from forerun.options import join_address
+from forerun.options import joined_address
 from schemes.rules.trained_judge import Judge
 from tests import wording
 from tests.cloud_verifier.configured import configured
@@ -94,8 +94,8 @@ def test_two_targets_are_refused() -> None:
 
 def test_the_daemon_listens_where_host_and_port_say() -> None:
     given = build_parser("edge").parse_args(["edge", "--host", "0.0.0.0", "--port", "9", "-v"])
-    join_address(given, "api.listen", "127.0.0.1:8080")
-    assert flags_from(given, SCHEMA) == {"api.listen": "0.0.0.0:9", "log.level": "debug"}
+    assert joined_address(given, "api.listen", "127.0.0.1:8080") == "0.0.0.0:9"
+    assert flags_from(given, SCHEMA) == {"log.level": "debug"}
 
 
 def test_the_other_part_of_an_address_stays_as_configured(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_other_part_of_an_address_stays_as_configured(tmp_path: Path) -> Non
         assert verify.config_of(given).server.listen == address
     given = build_parser("edge").parse_args(["edge", "--port", "9"])
     with pytest.raises(UserError):
-        join_address(given, "api.listen", "unix:here")
+        joined_address(given, "api.listen", "unix:here")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -12,7 +12,8 @@ from common.llama.model import LlamaModel, LlamaSettings
 from forerun.cli import main
 from forerun.demo_pair import DRAFT_GGUF
 from tests import wording
-from training.trainer import Optimizer, Trainer
+from tests.training.interrupted import interrupted_after
+from training.trainer import Optimizer
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama]
 
@@ -101,15 +102,7 @@ def test_an_interrupted_training_ends_as_one_that_is_not(
     monkeypatch.setattr("training.align.CHECK_EVERY", 1)
     assert main([*command, "--updates", "4", "--rank", "4"]) == 0
     whole = report_of(capsys)
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer) -> list[float]:
-        if trainer.done == 2:
-            raise KeyboardInterrupt
-        return step(trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
+    with interrupted_after(2):
         main([*command, "--updates", "4", "--rank", "4"])
     capsys.readouterr()
     assert main([*command, "--updates", "4", "--rank", "4"]) == 0

@@ -12,6 +12,7 @@ import pytest
 from common.sampling import SamplingParams
 from forerun.cli import main
 from lab import demo_models
+from tests.training.interrupted import interrupted_after
 from tests.training.logged import fill, some_prompts
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -106,7 +107,6 @@ def test_an_interrupted_training_goes_on_with_the_same_log_and_heads_alone(
 ) -> None:
     from cloud_verifier.engine.torch_loading import load_engine
     from training import heads
-    from training.trainer import Trainer
 
     engine, _ = load_engine(model, 16384)
     prompts = [engine.model.tokenize(text) for text in some_prompts(48)]
@@ -119,15 +119,7 @@ def test_an_interrupted_training_goes_on_with_the_same_log_and_heads_alone(
     shutil.copy(tmp_path / "0", before)
     further = [*fresh, "--heads", str(before), "--steps", "2", "--out", str(tmp_path / "after")]
     monkeypatch.setattr(heads, "SAVE_EVERY", 1)
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer) -> list[float]:
-        if trainer.done == 1:
-            raise KeyboardInterrupt
-        return step(trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
+    with interrupted_after(1):
         main(further)
     shutil.copy(tmp_path / "1", before)
     assert main(further) == 2, "other heads of that name"
