@@ -94,8 +94,13 @@ async def test_sampling_is_honoured() -> None:
             bias = {str(token): value for token, value in sampling.get("logit_bias", ())}
             body = await found.chat(**sampling | ({"logit_bias": bias} if bias else {}))
             assert body["choices"][0]["message"]["content"] == alone(**sampling)
-        signed = await found.chat(temperature=1.0, seed=-1)
-    assert signed["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=2**64 - 1)
+        signed = await found.chat(temperature=1.0, seed=-2)
+        drawn = [await found.chat(temperature=1.0, seed=-1) for _ in range(2)]
+    assert signed["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=2**64 - 2)
+    seeds = [body["forerun"]["seed"] for body in drawn]
+    assert seeds[0] != seeds[1]
+    for body, seed in zip(drawn, seeds, strict=True):
+        assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=seed)
 
 
 ADVICE = SamplingDefaults(temperature=1.2, top_k=4, top_p=0.9, min_p=0.05, repetition_penalty=1.4)

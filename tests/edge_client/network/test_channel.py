@@ -13,6 +13,7 @@ from common.errors import PeerError, UnavailableError
 from edge_client.network.channel import VerifierChannel, shares_machine
 from tests import wording
 from tests.edge_client.odd_verifier import odd_verifier
+from tests.support.listener import listening
 from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
@@ -21,17 +22,14 @@ pytestmark = pytest.mark.grpc
 @contextlib.asynccontextmanager
 async def silent() -> AsyncIterator[tuple[str, asyncio.Event]]:
     """Where somebody accepts connections and says nothing; set when the first has come."""
-    came, over = asyncio.Event(), asyncio.Event()
+    came = asyncio.Event()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         came.set()
-        await over.wait()
-        writer.close()
+        await asyncio.Future()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", came
-        over.set()
+    async with listening(accept) as address:
+        yield address, came
 
 
 async def test_questions_on_a_connection_that_is_given_up_have_no_answer() -> None:

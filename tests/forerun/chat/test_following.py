@@ -27,6 +27,7 @@ from forerun.chat.following import Following, read_events
 from tests import wording
 from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.world import alone
+from tests.support.listener import listening
 from tests.support.ports import refusing
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
@@ -59,11 +60,10 @@ async def breaking(address: str) -> AsyncIterator[str]:
         down.write(await reader.readuntil(b"\r\n\r\n") + await reader.read(4096))
         writer.write(await up.readexactly(FEW))
         await writer.drain()
-        writer.close()
         down.close()
 
-    async with await asyncio.start_server(carry, "127.0.0.1", 0) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(carry) as broken:
+        yield broken
 
 
 async def read(following: Following) -> list[TextEvent]:

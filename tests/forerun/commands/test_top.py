@@ -15,6 +15,7 @@ from tests import wording
 from tests.cloud_verifier.telemetry.desk import ask, begin, make
 from tests.edge_client.api.served import TOKEN
 from tests.forerun import beside
+from tests.support.listener import listening
 from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
@@ -74,11 +75,9 @@ async def test_an_answer_of_another_form_is_a_sentence(told: str, capsys: pytest
         await reader.readuntil(b"\r\n\r\n")
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(told)}\r\n\r\n"
         writer.write(head.encode() + told.encode())
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        assert await command("--http", f"127.0.0.1:{port}", "--once") == 1
+    async with listening(answer) as address:
+        assert await command("--http", address, "--once") == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

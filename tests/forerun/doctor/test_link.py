@@ -19,6 +19,7 @@ from edge_client.settings import VerifierSection
 from forerun.doctor.device import Finding, Level
 from forerun.doctor.link import LinkFound, _certificate, check_link, tls_for
 from tests import wording
+from tests.support.listener import listening
 
 if TYPE_CHECKING:
     import trustme
@@ -83,10 +84,9 @@ async def stranger(banner: bytes, reply: bytes, tls: ssl.SSLContext | None = Non
                 writer.write(reply)
                 if not banner:
                     break
-        writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=tls) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(answer, tls) as address:
+        yield address
 
 
 @pytest.mark.parametrize("name", ["HTTP/1.1", "HTTP/1.1 over TLS", "HTTP/2", "SSH"])
@@ -146,10 +146,9 @@ async def tls_server(
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"x")
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(hold, "127.0.0.1", 0, ssl=context) as server:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with listening(hold, context) as address:
+        yield address
 
 
 async def certificate(address: str, tls: TlsSettings | None) -> Finding:
