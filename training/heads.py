@@ -138,6 +138,13 @@ def _train(options: TrainOptions) -> int:
 def trained(options: TrainOptions) -> dict[str, Any]:
     """Train heads, and write them. Return the report. Raises `UserError`."""
     engine = _engine(options)
+    from training.trainer import matrix_products_in
+
+    with matrix_products_in("medium"):  # bfloat16, where the processor multiplies it
+        return _trained_on(engine, options)
+
+
+def _trained_on(engine: TorchEngine, options: TrainOptions) -> dict[str, Any]:
     import torch
 
     from common.vocabulary import Vocabulary

@@ -13,9 +13,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+from common.child import available_memory
 from common.config.command_line import add_command, add_options, read_options
 from common.config.setting import REQUIRED, setting
 from common.errors import UnavailableError, UserError
@@ -34,7 +36,10 @@ has a quarter of the processors, or --threads N, and the target has the others.
   forerun chat"""
 
 LEAVING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-ADDRESSES, THREADS = "verifier.addresses", "draft.threads"
+ADDRESSES, THREADS, POLICY = "verifier.addresses", "draft.threads", "draft.policy"
+FOR_LITTLE_MEMORY = "pacer:step=1"
+"""Policy for a target that exceeds memory: a step takes the time of its reading, whatever its rows, and the
+draft rests meanwhile, so that it drives no pages out (LLMCad's stop; figures in lab/docs/growth.md)."""
 END_TIMEOUT = 10.0  # seconds for the target's process to end
 LONGEST_LINE = 65_536  # bytes of what it announces
 
@@ -63,7 +68,11 @@ def run(options: argparse.Namespace) -> int:
     if hasattr(options, ADDRESSES):
         raise UserError("forerun local has its own verifier; leave --verifier out, or run forerun edge")
     config = loaded(options, paths).config
-    edge.draft_files("", config, paths)  # checked before the target is loaded
+    draft = edge.draft_files("", config, paths).model  # checked before the target is loaded
+    is_open = config.draft.policy == "adaptive" and not hasattr(options, POLICY)
+    if is_open and exceed_memory(own.target, draft):
+        note(f"{own.target} exceeds free memory and is read for each step; so --policy {FOR_LITTLE_MEMORY}")
+        setattr(options, POLICY, FOR_LITTLE_MEMORY)
     processors = default_threads() + 1
     threads = config.draft.threads or max(1, processors // 4)
     setattr(options, THREADS, threads)
@@ -76,6 +85,12 @@ def run(options: argparse.Namespace) -> int:
     with target_process(own.target, more) as address:
         setattr(options, ADDRESSES, [address])
         return edge.run(options)
+
+
+def exceed_memory(*models: str | Path) -> bool:
+    """Return whether the files among these models are larger than free memory together."""
+    files = (Path(model) for model in models)
+    return 0 < available_memory() < sum(file.stat().st_size for file in files if file.is_file())
 
 
 @contextmanager

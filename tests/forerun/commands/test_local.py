@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edge_client.process.client import connect
 from edge_client.process.paths import find_paths
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun.cli import main
+from forerun.commands import edge, local
 from forerun.demo_pair import DRAFT_GGUF, PROMPTS, TARGET_DIR
 from lab.rig import Processes, RigEdge, attempts, own_places
 
@@ -104,3 +106,20 @@ def test_a_target_that_cannot_be_loaded_ends_the_command(
     for name, place in own_places(tmp_path).items():
         monkeypatch.setenv(name, place)
     assert main(["local", "--target", str(tmp_path), "--draft", str(DRAFT_GGUF)]) == 2
+
+
+@pytest.mark.parametrize("free", [0, 1, 10**15])  # 0: the system does not say
+@pytest.mark.parametrize(
+    "told", [[], ["--policy", "adaptive"], ["--policy", "tree"]], ids=lambda told: told[-1:]
+)
+def test_a_target_beyond_memory_has_a_policy_of_its_own(
+    free: int, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, place in own_places(tmp_path).items():
+        monkeypatch.setenv(name, place)
+    begun: list[str] = []
+    monkeypatch.setattr(local, "available_memory", lambda: free)
+    monkeypatch.setattr(local, "target_process", lambda *_: nullcontext("127.0.0.1:1"))
+    monkeypatch.setattr(edge, "run", lambda options: begun.append(getattr(options, local.POLICY, "")))
+    main(["local", "--target", str(DRAFT_GGUF), "--draft", str(DRAFT_GGUF), *told])
+    assert begun == [local.FOR_LITTLE_MEMORY if free == 1 and not told else "".join(told[-1:])]
