@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
+from common.sampling import SamplingParams
 from schemes.drafters.heads import Heads, RecurrentHead
-from tests.cloud_verifier.engine.tiny import ints, target
-from tests.schemes.drafters.rig import DEPTH, draft_of
-from tests.schemes.drafters.test_heads import PROMPT, features_of, one_level_on
+from schemes.drafters.other_layers import without_layers
+from schemes.drafters.whole_models import EarlyExit, SkippedLayers
+from tests.cloud_verifier.engine.tiny import Session, Slots, ints, target
+from tests.schemes.drafters.rig import DEPTH, NUM_SLOTS, draft_of, engine_of, guess, guess_item
+from tests.schemes.drafters.test_heads import PROMPT, deep_model, features_of, one_level_on
+from training import drafter_trial as trial
 from training import head_training, trainer
+from training.drafter_trial import NODES, LevelReport, TrialReport, TriedText, num_steps, try_drafter
 from training.head_training import (
     RATES,
     Batch,
@@ -30,6 +38,7 @@ from training.head_training import (
     num_trained,
     read_texts,
 )
+from training.layer_search import ReadText, best_pace, search
 from training.trainer import Checkpoint, Trainer
 
 pytestmark = pytest.mark.torch
@@ -148,3 +157,106 @@ def test_heads_that_say_what_the_target_says_are_always_right(
     assert right == LevelAccuracy(1.0, 1.0)
     assert wrong.plain < 0.1
     assert wrong.coupled < 0.8
+
+
+# A trial counts the steps of texts by the guesses below each token, and times what it counts.
+
+
+@pytest.fixture(autouse=True)
+def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "TIMED", 2)
+
+
+def test_a_step_ends_where_the_text_leaves_the_tree() -> None:
+    tokens = (1, 2, 3, 4, 5)
+    trees = (((2,), (9,), (2, 3), (2, 9)), ((3,),), ((4,),), ((9,), (9, 5)))
+    text = TriedText(tokens, ((),) * 4, trees)
+    # depth 1: 1 -> 2 3 | 3 -> 4 5
+    assert num_steps(text, 1) == 2
+    # depth 2: 1 -> 2 3 4 | 4 -> 5
+    assert num_steps(text, 2) == 2
+    assert num_steps(TriedText(tokens, ((),) * 4, ((),) * 4), 2) == 4
+    unlikely = tuple((9, each) for each in range(NODES))
+    assert num_steps(TriedText((1, 2, 3), ((),) * 2, ((*unlikely, (2,)), ())), 2) == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_drafter_that_knows_the_target_is_always_right(temperature: float) -> None:
+    model = target("llama")
+    engine = engine_of(EarlyExit(model, model.num_layers, depth=4), model)
+    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=13)
+    ticks = count()
+    report = try_drafter(
+        engine, [[5, 9, 2, 41], [7, 80]], sampling, step_floor=0.002, clock=lambda: 0.001 * next(ticks)
+    )
+    assert report.num_tokens == 24
+    assert all(each.best == each.listed == 1.0 for each in report.levels[:3])
+    assert [each.level for each in report.levels] == [1, 2, 3, 4]
+    assert report.levels[0].steps_per_token == 0.5
+    assert report.step_ms == report.tree_step_ms == pytest.approx(2.0)
+    for each in report.levels:
+        assert each.ms_per_token == pytest.approx(
+            each.steps_per_token * (each.guess_ms + report.tree_step_ms)
+        )
+
+
+def test_the_best_depth_takes_least_time_and_none_is_better_than_a_loss() -> None:
+    levels = tuple(LevelReport(level, 0.5, 0.5, 1.0, 0.6, ms) for level, ms in enumerate((9.0, 7.0, 8.0), 1))
+    assert TrialReport(10, 7.5, 8.0, levels).best_depth == 2
+    assert TrialReport(10, 6.5, 8.0, levels).best_depth == 0
+
+
+# A search of layers finds the one that does nothing, and counts the choices that a guess would make.
+
+
+IDLE = 2
+
+
+@pytest.fixture(scope="module")
+def idle_model() -> TargetModel:
+    """A target whose layer 2 adds nothing."""
+    plain = deep_model("llama")
+    for weights in (plain.model.layers[IDLE].self_attn.o_proj, plain.model.layers[IDLE].mlp.down_proj):
+        torch.nn.init.zeros_(weights.weight)
+    return TargetModel("llama", plain)
+
+
+TEXTS = [ints(np.random.default_rng(seed).integers(0, 97, 24).tolist()) for seed in range(3)]
+
+
+def test_the_layer_that_does_nothing_goes_first_and_the_best_set_has_it(idle_model: TargetModel) -> None:
+    sets = list(search(idle_model, TEXTS, [3] * 3, 0.8))
+    assert sets[0].skipped == (IDLE,)
+    assert sets[0].same == 1.0
+    assert sets[0].pace > 1.0
+    assert all(set(one.skipped) < set(next.skipped) for one, next in itertools.pairwise(sets))
+    assert all(one.left > next.left > 0 for one, next in itertools.pairwise(sets))
+    assert all(found.same < 1.0 for found in sets[1:])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_choices_are_those_of_a_guess_behind_the_targets_text(
+    idle_model: TargetModel, temperature: float
+) -> None:
+    tokens, first, skipped = TEXTS[0], 3, (0, 3)
+    text = ReadText.of(idle_model, tokens, first, 9, temperature)
+    engine = engine_of(SkippedLayers(idle_model, skipped), idle_model)
+    session = Session(0, Slots(NUM_SLOTS), SamplingParams(temperature=temperature, seed=9, ignore_eos=True))
+    best = []
+    for row, token in enumerate(tokens.tolist()):
+        if row >= first:
+            best.append(guess(engine, guess_item(session, token, depth=1))[0][0].tokens[0])
+        item = session.chunk([token])
+        engine.evaluate(StepPlan((item,)))
+        session.keep(item, [0])
+    same = sum(own == int(chosen) for own, chosen in zip(best, text.chosen, strict=False))
+    assert 0 < text.num_same(without_layers(idle_model, skipped)) == same < len(text.chosen)
+    assert text.num_same(idle_model) == len(text.chosen), "what was asked before is forgotten"
+
+
+def test_the_pace_is_that_of_the_best_depth() -> None:
+    assert best_pace(1.0, 0.0) == 17.0
+    assert best_pace(0.5, 1.0) == pytest.approx(0.75)
+    # Leviathan et al. 2023, theorem 3.8, by its closed form
+    closed = [(1 - 0.8 ** (depth + 1)) / (0.2 * (0.1 * depth + 1)) for depth in range(1, 17)]
+    assert best_pace(0.8, 0.1) == pytest.approx(max(closed))
