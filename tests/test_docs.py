@@ -1,7 +1,5 @@
 """The links and the commands of README.md and docs/ lead somewhere."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

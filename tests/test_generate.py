@@ -1,7 +1,5 @@
 """Generated files are fresh."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

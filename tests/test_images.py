@@ -1,7 +1,5 @@
 """Images are built by digest and under the tag asked for; the steps of their builds and their check work."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

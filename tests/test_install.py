@@ -1,7 +1,5 @@
 """An installation has the product alone, as one package."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Each of the house's own rules finds what is planted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

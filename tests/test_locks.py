@@ -1,7 +1,5 @@
 """Locks hold what pyproject.toml asks for, by hash."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The documentation site: every page is reached, every link holds, every client has a page."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

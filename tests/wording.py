@@ -6,8 +6,6 @@ sentence with the file, under the test's id. This command accepts new wording, t
     python -m pytest -n auto --refresh-wording [tests/...]
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The honest client: a process of its own, so that an attack cannot slow the clock that judges it."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

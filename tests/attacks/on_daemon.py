@@ -1,7 +1,5 @@
 """Attacks on a daemon: by programs of its machine, and by verifiers that lie."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Attacks on a verifier. Each is a client that does what it likes; what must hold is in `test_attacks`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from typing import Any

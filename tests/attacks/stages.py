@@ -1,7 +1,5 @@
 """What an attack meets: a verifier, or a daemon with one behind it, set up as the attack needs it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ the processes are gone within their grace. `make attacks` plays all; attacks ove
 tests/edge_client/fleet/test_fleet_task.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

@@ -1,7 +1,5 @@
 """A verifier's configuration as the command line gives it."""
 
-from __future__ import annotations
-
 from cloud_verifier.settings import VerifierConfig
 from forerun.cli import build_parser
 from forerun.commands.verify import config_of

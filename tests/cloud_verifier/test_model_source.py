@@ -1,7 +1,5 @@
 """A mistyped model is refused before torch is imported and before the hub is asked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

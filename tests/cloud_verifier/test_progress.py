@@ -1,7 +1,5 @@
 """A load that takes minutes says what it does, and says it seldom."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A flag, a variable and a file give a verifier the equal configuration, and errors name the origin."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of the rules' names: what is lossy says so, settings are read as they are written, bounds are told."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.acceptance import (

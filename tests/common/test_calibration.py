@@ -1,7 +1,5 @@
 """Laws of calibration: promises sum to 1 and come to be kept, and what a text taught serves the next."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

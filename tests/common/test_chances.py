@@ -1,7 +1,5 @@
 """Laws of named numbers: a name has one, they are uniform and independent, what they pick has its chance."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A child process holds up no caller for longer than the caller's patience."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

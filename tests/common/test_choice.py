@@ -1,7 +1,5 @@
 """A choice has the law that its sampling parameters say, and pruning never changes it."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

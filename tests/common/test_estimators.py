@@ -1,7 +1,5 @@
 """Estimators follow their published formulas, digit for digit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The noise is a pure function, SplitMix64 with the Gumbel law, and is the same in every release."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Laws of drafting without a model: it copies what is there, keeps what it promises, and else is silent."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Laws of sampling parameters: what is out of range is refused, by name, with its value and its range."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The checked-in gRPC stubs are what the compiler makes of the `.proto` file today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

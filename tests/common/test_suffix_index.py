@@ -1,7 +1,5 @@
 """The index finds what a search of every place finds, however it was built and whatever it has forgotten."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import Sequence

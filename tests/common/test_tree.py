@@ -1,7 +1,5 @@
 """Laws of the speculation tree: nothing leaks, late is not lost, and both sides hold the same tree."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Tables match if and only if every id stands for the same token; the message says where they do not."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What a stranger can send to the service, and the status each gets. No other session notices."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence

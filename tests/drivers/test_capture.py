@@ -1,7 +1,5 @@
 """The sizes of the messages of real sessions: padded, all of a direction have one, which tells nothing."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Real machines, real gRPC, real threads: the text stays the target's, whatever happens to the link."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Bytes that are no message, and defects of ours, become a status with a sentence and without our insides."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """A draft and a target that do not share their tokens are told so, with the first token that differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

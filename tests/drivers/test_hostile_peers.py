@@ -1,7 +1,5 @@
 """Peers that hold on to what they get: each costs little, is cut in time, and no honest session notices."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

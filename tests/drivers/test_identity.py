@@ -1,8 +1,6 @@
 """Laws of identity by certificate: whose a call is, is what TLS has shown, and nothing that an edge says of
 itself; and what one tenant sends never reaches another's session."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections import Counter

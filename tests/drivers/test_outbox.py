@@ -1,7 +1,5 @@
 """Laws of an outbox: all that is put in comes out in order, and commits that waited together come as one."""
 
-from __future__ import annotations
-
 from cloud_verifier.core.effects import End
 from cloud_verifier.server.outbox import FULL, LEAST_TOKENS, LOGPROB_BYTES, TOKEN_BYTES, Outbox, joined
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs

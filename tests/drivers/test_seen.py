@@ -1,7 +1,5 @@
 """A real verifier, seen by its operator: what it tells is what its edges had, and never what they wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Laws of identity by token: one that does not do is refused and said why, and none is ever told."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,8 +1,6 @@
 """Laws of the heartbeat: what an engine raises ends as little as it can, and slots are counted when all is
 quiet."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """A verifier that says any bytes, for what no honest one sends."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any

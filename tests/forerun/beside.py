@@ -1,7 +1,5 @@
 """Commands beside a daemon: a real API over the tiny verifier, found by its file as ever."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What tests of commands share: where a command looks for its daemon."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line: help that a newcomer understands, errors that are sentences."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The log of a server: one line an event whatever is in it, and nobody waits for it to be written."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """The whole system without a server for a while: the guess is shown, the text is the target's own."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_client.texts.events import PreviewAdded, PreviewWithdrawn, TextAdded

@@ -1,7 +1,5 @@
 """What `forerun verify` serves for those who watch it: nothing unless it was asked for."""
 
-from __future__ import annotations
-
 from cloud_verifier.server.serving import watched
 from cloud_verifier.settings import OperationsSection
 from tests.cloud_verifier.configured import configured

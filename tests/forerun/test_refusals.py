@@ -1,7 +1,5 @@
 """Nonsense on the command line is refused with a sentence, before anything is loaded, fetched or written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of the terminal: tables, live views, and progress in place; whole lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Awaitable, Callable, Iterator
 

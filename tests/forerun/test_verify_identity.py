@@ -1,7 +1,5 @@
 """Laws of the options that say whose a call is: one way at most, and none that nothing stands behind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

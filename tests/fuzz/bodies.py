@@ -4,8 +4,6 @@ Each body is a good one with some of its values replaced, doubled or left out, a
 the daemon answers in time, with a text or with an error that has the endpoint's shape, and never with 500.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -1,7 +1,5 @@
 """What one hostile client does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import strategies as st

@@ -5,8 +5,6 @@ the numbers and texts of a header stand, so that damages hit counts, lengths, ty
 instead of only the middle of weights.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """Bytes that no client of ours writes: noise, messages cut, bent and spliced, fields of the wrong type."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from common.pb import verifier_pb2 as pb

@@ -1,7 +1,5 @@
 """What must hold after every case, whatever was sent."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Collection, Iterator

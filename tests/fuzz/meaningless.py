@@ -1,7 +1,5 @@
 """Messages that are protobuf, and sense only by chance: every field legal, at an edge, or anything at all."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

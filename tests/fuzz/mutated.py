@@ -1,7 +1,5 @@
 """Conversations of real edges with some of their messages bent, lost, repeated or exchanged."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from google.protobuf.message import DecodeError

@@ -1,7 +1,5 @@
 """Whatever a body holds, the daemon answers with a text or an error of the endpoint."""
 
-from __future__ import annotations
-
 import json
 
 import httpx

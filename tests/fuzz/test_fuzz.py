@@ -1,7 +1,5 @@
 """Whatever a client sends, the verifier lives, says so in a sentence, and nobody else notices."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Damaged model files are refused with a sentence and end no process that trusts their trial."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz.model_files import play

@@ -1,7 +1,5 @@
 """The command line: write the records, or compare what the code does with them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The records: each is JSON that `record` writes and `compare` computes again."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -1,7 +1,5 @@
 """What each endpoint streams: ten scripted texts in all dialects, a completion and an infill."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Some of the records, at every run of the tests; `python -m tests.golden compare` looks at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

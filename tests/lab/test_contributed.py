@@ -1,7 +1,5 @@
 """The examples of CONTRIBUTING.md do what the page says, in sessions, worlds and steps of the real cores."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

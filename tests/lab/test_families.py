@@ -1,7 +1,5 @@
 """Every family of lab/docs/families.md is what the page says of it, by the probe."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of published models share: an engine, llama.cpp alone, and the file's weights for torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

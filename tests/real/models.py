@@ -1,7 +1,5 @@
 """Which published GGUF files this machine has, and what llama.cpp alone writes with one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

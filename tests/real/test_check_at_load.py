@@ -1,7 +1,5 @@
 """The check at load passes published files, and refuses each fault of the packed path, small as it may be."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

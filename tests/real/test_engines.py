@@ -1,7 +1,5 @@
 """Texts of a published model: those of the engines are those of llama.cpp and of transformers alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

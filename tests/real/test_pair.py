@@ -1,7 +1,5 @@
 """A larger published pair, Qwen2.5-Coder 1.5B drafted by 0.5B, as its users run it; for `make real`."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

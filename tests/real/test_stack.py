@@ -3,8 +3,6 @@
 llama.cpp alone, driven token by token, says what each text must be.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every published system of docs/schemes.md runs as its row says, and every claim is in the report."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

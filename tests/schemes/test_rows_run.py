@@ -3,8 +3,6 @@
 A lossless scheme writes the target's own text. A lossy rule's greedy text passes its own criterion; those of
 a judge and of a second look only have to be written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

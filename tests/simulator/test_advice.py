@@ -1,7 +1,5 @@
 """Laws of advice: it says what the simulator found, and knows where drafting ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

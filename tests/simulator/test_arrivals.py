@@ -1,7 +1,5 @@
 """Laws of arrivals: sessions begin when they should, as long as they should, and each has its own clock."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

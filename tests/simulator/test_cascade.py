@@ -1,7 +1,5 @@
 """A smaller draft in front of the device's: the same text, in fewer batches where it agrees."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

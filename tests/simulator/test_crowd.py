@@ -1,7 +1,5 @@
 """Drafting never lowers the rate of a session that does not draft."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

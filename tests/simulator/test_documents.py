@@ -1,7 +1,5 @@
 """A document that makes no world is refused by its field, before anything runs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Early hints save part of a step where the network is near, nothing where it is far, and change no text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

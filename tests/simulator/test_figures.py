@@ -1,7 +1,5 @@
 """Figures from runs, with literal times; of simulated sessions also percentiles, rates and waste."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

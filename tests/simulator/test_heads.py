@@ -1,7 +1,5 @@
 """A drafter beside the target: what it guesses is as right as the world says, and both ends together win."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

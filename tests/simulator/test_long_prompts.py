@@ -1,7 +1,5 @@
 """A prompt of 20,000 tokens: the draft model's reading of it delays no token."""
 
-from __future__ import annotations
-
 import pytest
 
 from simulator.drafts import BetaDraft

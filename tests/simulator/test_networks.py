@@ -1,7 +1,5 @@
 """Laws of links, traces and named networks: order is kept, and no byte is delivered twice."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

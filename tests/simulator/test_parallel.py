@@ -1,7 +1,5 @@
 """A draft whose step buys several levels: the same text, and depth is cheap where its masks see."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of the simulator's parts: time runs forward, draws have names, links keep their order."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

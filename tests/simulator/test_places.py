@@ -1,7 +1,5 @@
 """Where the draft runs (beside the target, on the device alone), replicas, and a device's power budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of plots: what was asked for is on them, and what cannot be drawn is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The pace by which the edge ranks verifiers is the pace that the simulator finds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

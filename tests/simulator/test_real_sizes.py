@@ -1,7 +1,5 @@
 """Drafts of half a billion parameters on a processor: whatever is best there, `adaptive` finds it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

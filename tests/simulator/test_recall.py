@@ -1,8 +1,6 @@
 """Drafts without a model in simulated worlds: worth much where texts repeat themselves, next to nothing lost
 where they do not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

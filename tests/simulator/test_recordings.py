@@ -1,7 +1,5 @@
 """Laws of replay: what was recorded is what the simulated draft says, and right where it was right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

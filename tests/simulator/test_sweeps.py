@@ -1,7 +1,5 @@
 """Laws of sweeps: every point once, nothing lost by an interruption, nothing mixed up with another sweep."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Laws of timelines: watching changes nothing, and what is shown adds up to the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

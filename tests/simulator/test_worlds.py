@@ -1,7 +1,5 @@
 """Laws of simulated worlds: the target's text in any world, one seed one trace, nothing beats the bound."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A gRPC call of which only the metadata is there."""
 
-from __future__ import annotations
-
 
 class Call:
     """Carries these values as its `authorization` entries."""

@@ -1,7 +1,5 @@
 """Reads what a status carries for programs."""
 
-from __future__ import annotations
-
 import grpc.aio
 
 from common.pb import verifier_pb2 as pb

@@ -1,7 +1,5 @@
 """A Hugging Face hub in a thread, as huggingface_hub asks one. Its repositories hold the same files."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A server in a test's own loop that is neither gRPC nor HTTP of ours."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ssl

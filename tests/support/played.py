@@ -1,7 +1,5 @@
 """Plays the steps of a scheduler on an engine, without a service."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from cloud_verifier.core.effects import Reply

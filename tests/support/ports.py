@@ -1,7 +1,5 @@
 """Ports for processes that cannot say which one they were given, and ports that refuse."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Iterator

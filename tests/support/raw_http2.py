@@ -1,7 +1,5 @@
 """A peer that speaks HTTP/2 frames by hand (RFC 9113), to do what no gRPC library would."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What all command lines hold: nonsense is refused before anything is done."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path

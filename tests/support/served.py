@@ -1,7 +1,5 @@
 """Texts of a real engine behind a real service on loopback, read by a session that drafts nothing itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cloud_verifier.core.engine_protocol import TargetEngine

@@ -1,7 +1,5 @@
 """A device that sleeps between a stream and its `Open`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An HTTP server in a thread, whose answers a test gives; over TCP or a unix socket."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import ssl

@@ -1,7 +1,5 @@
 """A real verifier service on loopback with the tiny target, and real edges with tiny drafters."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

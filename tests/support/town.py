@@ -1,7 +1,5 @@
 """A CA, an issuer of tokens, verifiers that know their callers, and edges of several tenants."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import time

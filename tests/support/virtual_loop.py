@@ -1,7 +1,5 @@
 """An event loop whose clock stands still while anything can run, and then jumps to the next timer."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

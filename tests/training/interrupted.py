@@ -1,7 +1,5 @@
 """An interruption of a training, as by Ctrl-C."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Logs of real engines, filled by a scheduler and no service."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

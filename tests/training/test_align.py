@@ -1,7 +1,5 @@
 """`forerun align` writes a draft that knows the target better, and goes on where it was interrupted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A second draft is trained on what the first misses, and both are measured by closed forms that hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Doctests of foreign functions: what the check refuses, and what the limits end."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

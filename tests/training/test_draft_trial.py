@@ -1,7 +1,5 @@
 """A draft file that llama.cpp dies of ends no command: it is told in a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

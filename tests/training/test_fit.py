@@ -1,7 +1,5 @@
 """Laws of the command: what it writes is what an edge reads, and says what it was fitted on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Laws of fitting: what texts were drawn from is found, and held-out texts are never fitted on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import astuple
 

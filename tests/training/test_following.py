@@ -1,7 +1,5 @@
 """A follower trains on new texts of a log, and publishes a draft where it knows the target better."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

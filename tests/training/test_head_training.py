@@ -1,7 +1,5 @@
 """Training brings heads nearer to their target, goes on where it stopped, and measures what they know."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from itertools import count

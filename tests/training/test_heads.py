@@ -1,7 +1,5 @@
 """`forerun heads`: heads are trained on a target's own texts, and a drafter is tried beside it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Laws of a judge's training: tokens that change an answer are found, and told apart by the target's law."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

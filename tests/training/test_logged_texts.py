@@ -1,8 +1,6 @@
 """A log teaches what the target itself would: the same tokens, and its distributions at the training's
 temperature."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Each loss is least where draft and target are equal; the coupled one is the chance it claims to be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Laws of prompts from files: every published form gives the same texts, and what is wrong is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of recording: the text is the target's alone, and each position holds what the draft said there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

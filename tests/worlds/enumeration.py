@@ -6,8 +6,6 @@ for later questions under the same name, so that a program which uses a number t
 it would have in production, and not the one that its author had in mind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Tiny models with real behaviour: a target that reads its context out of KV slots, drafters good and bad."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A world for every number: the laws over thousands of them, each found again by its seed."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The five laws over many seeds: `python -m tests.worlds.soak --count 20000`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The law of the text: every tree over a tiny vocabulary gives the target's text, under every parameter."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

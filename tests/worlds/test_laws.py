@@ -1,7 +1,5 @@
 """The five laws of docs/architecture.md over random worlds, with both real machines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

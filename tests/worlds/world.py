@@ -3,8 +3,6 @@
 A heap of (time, sequence, action) as in SimPy; the machines are the real ones, the rest is seeded.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A scheduler with an engine that counts: the token after t is t + 1, and 0 comes after 9."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cloud_verifier.core.admission import Caller

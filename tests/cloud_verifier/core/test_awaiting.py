@@ -1,7 +1,5 @@
 """Laws of waiting: a step waits for announced nodes if they are close, and for nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cloud_verifier.core.awaiting import Awaited

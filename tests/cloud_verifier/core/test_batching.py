@@ -1,7 +1,5 @@
 """Laws of the batch: tips come first, prompts take what time there is, tenants take turns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

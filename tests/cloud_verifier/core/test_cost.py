@@ -1,7 +1,5 @@
 """Laws of the cost model: it finds the plane it is shown, and never says what cannot be."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Laws of drafts and credit: a row must pay for all, and credit follows what is evaluated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise

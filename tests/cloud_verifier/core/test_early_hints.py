@@ -1,7 +1,5 @@
 """Early hints reach the edges that asked, name the place where the step probably ends, and decide nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from cloud_verifier.core.effects import Effect, Reply

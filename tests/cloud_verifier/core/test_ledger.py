@@ -1,7 +1,5 @@
 """What a scheduler tells of sessions, steps and margins is what they had."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

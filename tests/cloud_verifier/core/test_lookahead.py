@@ -1,7 +1,5 @@
 """Laws of looking ahead: the step after the running one is what it would have been, or it is not planned."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Laws of KV memory: every slot has one owner, what was promised can be taken, and a view never changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

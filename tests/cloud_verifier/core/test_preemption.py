@@ -1,7 +1,5 @@
 """Laws of room: texts outgrow what they were promised, the youngest gives way, and every text ends."""
 
-from __future__ import annotations
-
 from cloud_verifier.core.admission import longest_session
 from common.errors import CapacityError, UserError
 from common.messages import Commit

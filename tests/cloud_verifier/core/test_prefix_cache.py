@@ -1,7 +1,5 @@
 """Laws of the prefix cache: it finds the longest known beginning, owns its slots, and forgets the oldest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

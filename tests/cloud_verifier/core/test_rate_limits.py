@@ -1,7 +1,5 @@
 """Laws of quotas: no tenant has more than its rate and its burst, and nobody else notices."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Laws of the scheduler: who is admitted, who gets into a step, what is told, and that nothing leaks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

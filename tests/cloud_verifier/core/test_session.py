@@ -1,7 +1,5 @@
 """Laws of a verifier's session: where arriving nodes go, what a step has for it, and what a step commits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

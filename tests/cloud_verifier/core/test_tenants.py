@@ -1,7 +1,5 @@
 """Laws of tenants: what each has had counts, and no tenant learns of or spoils what another has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

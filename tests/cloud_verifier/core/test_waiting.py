@@ -1,7 +1,5 @@
 """Laws in virtual time: neither dear masks nor a prompt of 32,000 tokens keep others waiting for long."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random steps, and one layer's numbers for them: what the tests of attention share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Run by `test_triton_compiles` in a process of its own: `python -m tests.cloud_verifier.engine.compiling`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -3,8 +3,6 @@
 python -m tests.cloud_verifier.engine.conformance
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ both together, and its logits are compared with those of one process. torch and 
 once, and each rank is forked from there. Prints a line of JSON per family.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Engines whose every logit is noted by the tokens it is a function of, so that two unlike bits are seen."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from torch import Tensor

@@ -5,8 +5,6 @@ sinks, softcaps, partial and scaled rotary embeddings, layers without any, norms
 keys and values, latent attention, experts. Everything else is small. `conformance` probes them all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

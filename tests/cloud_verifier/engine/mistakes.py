@@ -1,7 +1,5 @@
 """Attention backends and models that each make one classic mistake."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Linear layers as some quantizations have them: integers in buffers, no tensor that tells the weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ or follows; what it computes is a collective over both, as a divided model's lay
 exit codes, the last words on standard error, and the steps that the follower computed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Serves prompts by the real scheduler or over the wire, so that texts can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """An engine around another one answers as the engine inside, and hides nothing that it can do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The packed engine writes what the target alone writes, whatever is packed together and wherever KV lies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ Where there is no GPU a recording is a call: the body runs again on the same pla
 any step.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A load takes the attention and the memory that there are; what cannot be is refused in a sentence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

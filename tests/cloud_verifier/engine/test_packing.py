@@ -1,7 +1,5 @@
 """A plan is laid end to end, and one that breaks a rule is named before it reaches the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

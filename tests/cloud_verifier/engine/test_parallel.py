@@ -1,7 +1,5 @@
 """Ranks that serve one target compute in step, and whatever happens to one ends the other with a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The probe lets right models pass, and refuses wrong attention and families whose state it cannot see."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

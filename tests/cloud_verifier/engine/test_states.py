@@ -1,7 +1,5 @@
 """Layers that keep a state: texts are those of the target alone, whatever is drafted, dropped or cached."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

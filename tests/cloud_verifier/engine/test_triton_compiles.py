@@ -3,8 +3,6 @@
 Numpy runs the kernels in the other tests, and takes what Triton's compiler does not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

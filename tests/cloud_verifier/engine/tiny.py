@@ -1,7 +1,5 @@
 """Tiny random models of many families, and sessions that drive an engine through step plans by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What the tests of Triton kernels share: where they run, and their results beside the right ones."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Laws of the operator's files: what they say holds, what makes no sense is named, and no line is skipped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Laws of certificates and callers where no wire is needed; tests/drivers has those that need one."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Laws of tokens as bytes: whatever a stranger sends is refused with a sentence, and tells nothing of
 itself."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

@@ -1,7 +1,5 @@
 """GGUF targets of many architectures: served as llama.cpp alone writes, or refused before they are loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

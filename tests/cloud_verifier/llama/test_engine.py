@@ -1,7 +1,5 @@
 """GGUF targets: the bundled draft's file, served as a target."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

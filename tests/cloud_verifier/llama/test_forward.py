@@ -1,7 +1,5 @@
 """Slots in llama.cpp's cells: what a row sees is what the scheduler's slots say, whatever happens."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

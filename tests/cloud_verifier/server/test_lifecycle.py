@@ -1,7 +1,5 @@
 """Laws of the look after files: each is looked at again, whatever came of the last look."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

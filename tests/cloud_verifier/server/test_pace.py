@@ -1,7 +1,5 @@
 """A flood of messages waits; an edge does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from cloud_verifier.server.outbox import MESSAGE_BURST, MESSAGE_RATE, Pace

@@ -1,7 +1,5 @@
 """A real worker with the tiny target and no network: what monitor, snapshot and metrics are of."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

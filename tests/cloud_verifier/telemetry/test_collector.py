@@ -1,7 +1,5 @@
 """The page is what Prometheus can read, and its values are those of the verifier's sessions and slots."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The operator's port: what each path answers, who sees live sessions, and that no client holds a place."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

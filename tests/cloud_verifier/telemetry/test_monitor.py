@@ -1,7 +1,5 @@
 """What is logged of streams and sessions, and what never is."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of files that are replaced while a program runs: what is new is taken, what is broken is not."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

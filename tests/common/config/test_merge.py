@@ -1,7 +1,5 @@
 """Which layer wins, where each value came from, and what is refused with which words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The pages and the options say what the schema says, and can be read back."""
 
-from __future__ import annotations
-
 import argparse
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of named pairs take the rest from the sections above them, and errors name their place."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

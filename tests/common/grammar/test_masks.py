@@ -1,7 +1,5 @@
 """Masks along a tree: a function of the path alone, whichever paths were asked for before."""
 
-from __future__ import annotations
-
 import re
 import threading
 from functools import cache

@@ -1,7 +1,5 @@
 """A vocabulary for grammars: padding is never allowed, control tokens are no text, every end token ends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Law: whatever a grammar would cost to compile, it costs this process nothing, and others little time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """A vocabulary small enough to read, with what makes vocabularies hard: halves of characters, tokens across
 the borders of words, control tokens, two end tokens, unused ids and padding."""
 
-from __future__ import annotations
-
 PIECES: list[bytes | None] = [
     *(b"a", b"b", b"ab", b"ba", b"{", b"}", b'"', b":", b",", b'":', b'"a"', b"1", b"23", b" "),
     b"\xc3",  # 14: with 15 it is an e with an acute accent

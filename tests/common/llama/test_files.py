@@ -1,7 +1,5 @@
 """A name leads to a model's file, and a remote one is fetched whole or not at all."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import shutil

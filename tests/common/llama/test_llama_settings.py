@@ -1,7 +1,5 @@
 """Settings are checked where they enter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

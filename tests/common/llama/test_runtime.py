@@ -1,7 +1,5 @@
 """Loading says what is wrong and what to do; the vocabulary reads as the file has it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A draft model's file is tried by a process of its own, once; what ends that process is told here."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

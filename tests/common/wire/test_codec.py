@@ -1,7 +1,5 @@
 """Law: what is encoded decodes to the same value, and no bytes make decoding fail but in its own ways."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Law: each bound of rule 15 takes its limit and refuses one more, in a sentence that names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

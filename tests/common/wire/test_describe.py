@@ -1,7 +1,5 @@
 """Law: a verifier's description comes back as it was, padding told from empty tokens, and is bounded."""
 
-from __future__ import annotations
-
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Law: padding brings a message to its size and changes nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Law: an error arrives as the same status, sentence and detail, and blamed on the right side (rule 14)."""
 
-from __future__ import annotations
-
 import grpc
 import grpc.aio
 import pytest

@@ -1,7 +1,5 @@
 """The adaptive policy: what comes in time, how wide it pays to draft, what is sent, and when to rest."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Laws of the mode `device-only`: when it begins and ends, what its guess is, and that text stays text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Laws of growth policies: parents first, never beyond the credit or the text, and each its own shape."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

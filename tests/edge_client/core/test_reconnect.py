@@ -1,7 +1,5 @@
 """Laws of the pauses between reconnects: they grow, they differ, and a verifier's own advice counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.errors import CapacityError, Code, LocalError, PeerError, UnavailableError

@@ -1,7 +1,5 @@
 """Laws of the wire: ids count up in the order of sending, and the verifier rebuilds the tree sent."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

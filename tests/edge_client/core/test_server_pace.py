@@ -1,7 +1,5 @@
 """What a device learns from commits of a verifier that guesses by itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.messages import Commit

@@ -1,7 +1,5 @@
 """Laws of the edge session: what each input does in each state, and that no stream's end ends the text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

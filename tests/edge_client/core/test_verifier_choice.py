@@ -1,7 +1,5 @@
 """Laws of the choice among verifiers: near ones first, sticky, and no session moves for another's sake."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_client.core.verifier_choice import (

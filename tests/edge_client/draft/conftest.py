@@ -1,7 +1,5 @@
 """A tiny model's file and what is made of it, for tests that want no more of it than that."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

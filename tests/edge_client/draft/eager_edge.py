@@ -1,7 +1,5 @@
 """Runs the daemon with canaries that decide after some texts, in a process of its own."""
 
-from __future__ import annotations
-
 import sys
 
 from edge_client.draft import canary, updated_draft

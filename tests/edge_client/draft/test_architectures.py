@@ -1,7 +1,5 @@
 """What holds for drafts of all architectures: recurrent, hybrid, with windows, experts, latents, an index."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

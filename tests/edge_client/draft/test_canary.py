@@ -1,7 +1,5 @@
 """A newer draft stays if acceptance does not fall: chances of wrong verdicts, and the texts until one."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

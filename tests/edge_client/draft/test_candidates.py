@@ -1,7 +1,5 @@
 """Candidates are what brute force over the whole vocabulary finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

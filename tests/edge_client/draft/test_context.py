@@ -1,7 +1,5 @@
 """An automatic context holds the longest text that memory allows, and layers go to an accelerator if any."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The draft models of several pairs share what they can, and make room for each other."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Expanding a tree equals evaluating each of its paths from scratch, whatever happened before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 

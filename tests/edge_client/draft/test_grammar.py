@@ -1,7 +1,5 @@
 """A draft under a grammar proposes what the grammar allows, ranked as without it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Sessions that share a context are each answered as if they were alone in it, and each fails alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

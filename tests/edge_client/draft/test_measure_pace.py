@@ -1,7 +1,5 @@
 """What a draft model's steps take is measured, and known to the first text."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.llama.runtime import LlamaRuntime

@@ -1,7 +1,5 @@
 """A draft model is loaded once for all who wait, and put away when nobody has used it for a while."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Recurrent and hybrid models answer every node as if its path were evaluated alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random

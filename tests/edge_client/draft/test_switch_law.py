@@ -1,7 +1,5 @@
 """No text changes when a daemon tries, keeps or rolls back a newer draft while texts are under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A newer draft is tried, serves a part of the texts, and stays or goes; no text waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tiny files of other architectures. llama.cpp itself says which tensors each one has."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path

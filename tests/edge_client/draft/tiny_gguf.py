@@ -3,8 +3,6 @@
 The architectures are Llama, Mamba (recurrent) and Jamba (hybrid: Mamba layers and one of attention).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

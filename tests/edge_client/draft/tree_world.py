@@ -1,7 +1,5 @@
 """Random trees and what every node of them must be answered: its path evaluated from scratch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

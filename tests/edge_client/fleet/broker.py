@@ -1,7 +1,5 @@
 """A real mosquitto for one test: on a free port, with rules and certificates where the test is about them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import getpass

@@ -1,7 +1,5 @@
 """Documents for tests without libsodium: signed by a keyed hash of Ed25519's size."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

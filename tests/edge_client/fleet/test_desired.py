@@ -1,7 +1,5 @@
 """A document holds in full, old ones never come back, and no message raises."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A report holds labels and figures alone; a signed document is read as it was written, or not at all."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys lie in files that others cannot read, and a signature is by one of them or by nobody."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A connection carries messages over TLS, and fails with an error."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """A broker, keys, devices and operators for one test. Needs what the mark `broker` stands for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,8 +1,6 @@
 """Chat templates of real models, by how they write tool calls: Qwen 3 and 3.5, Llama 3.1, Mistral 7B v0.3 and
 Small 3.2, Gemma 3 and 4, gpt-oss (harmony), GLM 4.5, DeepSeek V3."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A message that must call tools is a call in the model's own notation, with arguments as its schema says."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

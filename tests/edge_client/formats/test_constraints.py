@@ -1,7 +1,5 @@
 """A constraint under any server's name is kept or refused, in every dialect, and never dropped silently."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

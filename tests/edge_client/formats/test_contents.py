@@ -1,7 +1,5 @@
 """What a message says never becomes a control token; a chat that says nothing of the kind is read as ever."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """Tokens become text: whole characters, nothing of a stop string, nothing lost that is none."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

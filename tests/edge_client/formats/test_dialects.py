@@ -1,7 +1,5 @@
 """What all dialects hold: the events of a text do not depend on where its parts were cut."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A prompt with a gap holds a model's own tokens around it, and no other text becomes one of them."""
 
-from __future__ import annotations
-
 import re
 
 from hypothesis import given

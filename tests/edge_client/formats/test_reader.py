@@ -1,7 +1,5 @@
 """Reasoning, content and calls are told apart, wherever a text is cut."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Through the API: what a model writes arrives as reasoning, content and calls, and goes back as history."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Messages pass through real chat templates unharmed, both ways. `make test` fetches the templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

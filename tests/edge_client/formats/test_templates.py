@@ -1,7 +1,5 @@
 """Chat templates render as transformers renders them, and cannot do more than that."""
 
-from __future__ import annotations
-
 import os
 import signal
 

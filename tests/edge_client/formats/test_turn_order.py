@@ -1,7 +1,5 @@
 """Every family's chat template takes the conversations of coding agents, also those that refuse much."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Texts of each family of models with reasoning, content and calls, and what they say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

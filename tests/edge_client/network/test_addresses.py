@@ -1,8 +1,6 @@
 """Laws of a verifier's address: what is no address is refused at once, and plain text stays on this
 machine."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,8 +1,6 @@
 """A connection that is given up ends the questions on it, and not the tasks that asked them. What cannot be
 read is the verifier's fault."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

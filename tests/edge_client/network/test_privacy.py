@@ -1,7 +1,5 @@
 """Laws of what is told of a stream's privacy: what the wire shows, not what was asked for or said."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

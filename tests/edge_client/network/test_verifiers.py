@@ -1,8 +1,6 @@
 """Laws of several verifiers, over real connections: no session is lost with one of them, and no other
 moves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

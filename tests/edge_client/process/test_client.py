@@ -1,7 +1,5 @@
 """The client of the local API: JSON, events, and what each failure is in words."""
 
-from __future__ import annotations
-
 import json
 import queue
 import socket

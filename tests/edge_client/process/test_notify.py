@@ -1,7 +1,5 @@
 """What the service manager hears, on a real socket; and that a hanging drafter starves the watchdog."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Where the edge keeps what, for whom."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of a running daemon is believed for as long as its very process runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Laws of the device alone: its text is the draft model's own, and it ends where it should."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

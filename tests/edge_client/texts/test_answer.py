@@ -1,7 +1,5 @@
 """A text survives what its sessions do not: what was shown stays, and every token says who wrote it."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

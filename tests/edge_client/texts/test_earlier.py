@@ -1,7 +1,5 @@
 """Earlier texts outlive the daemon if the user wants that, and no file stops it."""
 
-from __future__ import annotations
-
 import logging
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The queue before the device's seats: bounded, fair between clients, nothing leaks."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

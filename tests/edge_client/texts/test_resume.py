@@ -1,7 +1,5 @@
 """A stream is read again from any byte and any event, and comes back from the disk as it was sent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The device shared by its texts: what is learnt from each, and what orders and missing parts mean."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

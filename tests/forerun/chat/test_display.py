@@ -1,7 +1,5 @@
 """What is seen of an answer: a terminal gets colours and reasoning, a pipe the text alone."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """The law of an answer: whatever breaks on the way, what comes is the whole text, once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,8 +1,6 @@
 """Laws of `forerun certs`: what it makes is of use for a trial, secret where it must be, and never
 overwritten."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import stat

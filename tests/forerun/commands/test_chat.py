@@ -1,7 +1,5 @@
 """`forerun chat`: messages as typed, its commands, and conversations in a pipe and on a real terminal."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

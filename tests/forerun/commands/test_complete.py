@@ -1,7 +1,5 @@
 """`forerun complete` against a real API: as text, as JSON, and its errors."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`forerun edge config`, as a person and as a program calls it."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tomllib

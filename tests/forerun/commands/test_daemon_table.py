@@ -1,7 +1,5 @@
 """The table of live texts: paces, and a daemon of another version."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`forerun doctor` on a device without a verifier."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

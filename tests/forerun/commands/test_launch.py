@@ -1,7 +1,5 @@
 """`forerun launch` beside a running daemon, with a program that tells what it was started with."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """A target and its draft on one machine, by one command."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

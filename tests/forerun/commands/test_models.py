@@ -1,7 +1,5 @@
 """`forerun models` and `forerun pull`: pairs that fit, and the files of a repository."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`serve --pair` and `forerun pair`: the line lets its own device in, over TLS, and nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """`forerun edge status`, `stop` and `logs` beside a process that serves as the daemon will."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`forerun edge install-service`: what it writes where, hardened, valid, and never over another's file."""
 
-from __future__ import annotations
-
 import json
 import os
 import plistlib

@@ -1,7 +1,5 @@
 """`forerun top` against a verifier's port and a real daemon: once, as JSON, and when nobody is there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of live sessions: figures are of the time between two answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from forerun.commands.verifier_table import figures, paces, table

@@ -1,7 +1,5 @@
 """`forerun verify` as a process: what a supervisor sees of it before it serves."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """This device's checks: packages, processor, token, address, and a daemon that is silent."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The draft's checks: a file that is none, one that is damaged, one that works."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole command: processes, loads in turns, texts held against what the target writes alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients write every text once and right."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An oracle is right as often as it was asked to be, and says truthfully how sure it is."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The GPU benchmark runs in miniature where there is no GPU, so that it does not rot until there is one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING

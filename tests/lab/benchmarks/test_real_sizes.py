@@ -1,8 +1,6 @@
 """The oracle writes its texts whatever is proposed, in its own time; prompts of each kind; the simulator's
 prediction; and one tiny run of everything."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole system: two processes, the bundled pair, a link between them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The demo's link: told and changed over the API, field by field, within its bounds."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_client.formats.api_error import ApiError

@@ -1,7 +1,5 @@
 """What the demo prints of a comparison."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The generated functions: they do what they say, are many, and the held-out ones are not trained on."""
 
-from __future__ import annotations
-
 import json
 import random
 from itertools import islice

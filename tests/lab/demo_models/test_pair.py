@@ -1,7 +1,5 @@
 """The committed pair: llama.cpp computes from its files what torch computes from the same weights."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How the pair is trained: the text, the models, the optimizer and the command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The example of a time series over the real stack."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab.examples.time_series import FORECAST, PROMPT, BinModel, alone, binned_series, forecast

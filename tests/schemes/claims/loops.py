@@ -4,8 +4,6 @@ Each loop meets the text and the draft of the first session of a world, and retu
 the first. Verify and draft steps take the world's times; a message takes none.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Published claims: each asked bound holds, and a job that two claims share runs once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policies come to what their papers' own loops do on one machine, text by text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Laws of the published schemes: the target's text in any world, the bound, and what makes each itself."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

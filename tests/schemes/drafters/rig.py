@@ -1,7 +1,5 @@
 """A target with a drafter beside it, and texts that it is asked to go on with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Two draft models answer as one whose scores are means of theirs, and the second may fail."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A smaller draft in front changes no answer, leaks nothing, and saves batches where it agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A drafter guesses by the whole text, however late it reads it, and leaves the target as it was."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Published heads compute what their own packages do: EAGLE-3 what was recorded there, and prediction modules
 what transformers computes."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from pathlib import Path

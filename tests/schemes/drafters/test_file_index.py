@@ -1,7 +1,5 @@
 """An index of files: what goes in, what a change costs, and that no damaged file is believed."""
 
-from __future__ import annotations
-
 import logging
 import stat
 import subprocess

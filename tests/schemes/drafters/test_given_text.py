@@ -1,7 +1,5 @@
 """Drafting from a given text: where the answer stands in it, and how far it is trusted."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The engine's own drafter: its guesses enter the tree, are counted, and are asked for where they pay."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Heads compute what their definition says, in packed slots as in plain transformers, for their target."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from dataclasses import asdict

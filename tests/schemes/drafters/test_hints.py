@@ -1,7 +1,5 @@
 """Laws of hints: they grow children with a learnt promise, and decide nothing."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`forerun index`: an index is made with the draft's tokenizer, and updated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Lookahead and Jacobi decoding: the window and its pool are the paper's, and no text changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

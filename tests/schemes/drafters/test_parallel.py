@@ -1,7 +1,5 @@
 """A decode of a parallel draft buys several levels, its masks leave nothing behind, and no text changes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, product

@@ -1,7 +1,5 @@
 """Rows on their device: the noise has numpy's bits, and candidates come in the order of the reference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

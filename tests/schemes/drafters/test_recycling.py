@@ -1,7 +1,5 @@
 """Token recycling: the matrix holds what the target last said, and its guesses change no text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Texts drafted by a model with other tokens are the target's own, and a trimmed draft is such a model."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager

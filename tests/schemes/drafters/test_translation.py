@@ -1,7 +1,5 @@
 """A draft with other tokens proposes what it would in its own, and every text can be spelt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Early hints are what the target's first layers and its head would choose, and change no choice."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

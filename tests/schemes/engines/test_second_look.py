@@ -1,7 +1,5 @@
 """Laws of second looks at a draft: the choice is that of both looks, and nothing of them is left behind."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

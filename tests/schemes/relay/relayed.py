@@ -1,7 +1,5 @@
 """A world in which each stream of a device ends at a relay, whose own streams go to the verifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

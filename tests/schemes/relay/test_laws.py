@@ -1,7 +1,5 @@
 """The laws of both machines hold for three of them in a row."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.sampling import SamplingParams

@@ -1,7 +1,5 @@
 """What a relay tells a device: commits in the numbers of its stream, and the middle model's choices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

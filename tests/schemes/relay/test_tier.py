@@ -1,7 +1,5 @@
 """A middle tier in the simulator: what its model knows, and when three places beat two."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

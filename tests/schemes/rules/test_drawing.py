@@ -1,7 +1,5 @@
 """Laws of drawing: promises know nothing of the tokens, and follow what came true."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sessions without a device draft are decided by their rule over the verifier's own guesses (Medusa)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Laws of acceptance rules: the target's law is written, how much is accepted, what lossy rules let pass."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ The scheduler, the session, the rules and the drawing are the real ones; the voc
 scenario is run down every branch of chance, and what it leaves is compared with the target alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Acceptance rules with both real machines in virtual time: exact laws of whole worlds, and seeds counted."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

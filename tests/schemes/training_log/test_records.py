@@ -1,7 +1,5 @@
 """Texts are read back as they were written, whatever else happens to the files of a log."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -1,7 +1,5 @@
 """A verifier keeps the texts of tenants that agreed, and nothing else is another than without a log."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Laws of worlds with several verifiers: which one serves each session, and that it does so independently."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

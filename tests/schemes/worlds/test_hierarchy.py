@@ -1,7 +1,5 @@
 """Laws of stacked models: no stack is better, and its pace is that of the process that it describes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import combinations, pairwise, product

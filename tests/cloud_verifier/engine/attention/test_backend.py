@@ -1,7 +1,5 @@
 """What the registered function takes from the model, and what it refuses."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

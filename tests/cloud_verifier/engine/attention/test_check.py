@@ -1,7 +1,5 @@
 """The check of one layer's attention lets rounding pass and no mistake, in any precision, with any term."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

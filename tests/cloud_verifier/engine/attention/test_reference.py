@@ -1,7 +1,5 @@
 """The backends of torch equal the definition of attention, for any mix of sessions, trees and terms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,8 +1,6 @@
 """The Triton kernels attend as the reference backend does, for any mix of sessions, heads, terms and
 types."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

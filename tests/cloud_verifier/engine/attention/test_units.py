@@ -1,7 +1,5 @@
 """The units of a step cover each row and key once, show each row its path, and do not change with company."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The check at load time lets through what keeps its bits, and refuses what does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

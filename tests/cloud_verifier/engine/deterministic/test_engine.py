@@ -1,7 +1,5 @@
 """Level L2: a row's logits are a function of its path alone, bit for bit, whatever else is in the step."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The bits of lone attention do not change with the company."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Merged projections compute what they computed apart, in no more memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Final logits are float32 products of the stored weights, not rounded to half precision."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from pathlib import Path

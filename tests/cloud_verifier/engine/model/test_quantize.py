@@ -1,7 +1,5 @@
 """Quantised targets: smaller weights, the same engine, and the same text with drafts as without."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a configuration alone tells against a model, with the reason."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

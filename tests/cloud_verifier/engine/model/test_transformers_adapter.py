@@ -1,7 +1,5 @@
 """Loading says in a sentence what is wrong; what is loaded tells its tokens, limits and end tokens."""
 
-from __future__ import annotations
-
 import json
 import socket
 from dataclasses import replace

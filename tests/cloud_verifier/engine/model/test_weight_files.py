@@ -1,7 +1,5 @@
 """Weights are whole safetensors files, or a sentence says what is wrong before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

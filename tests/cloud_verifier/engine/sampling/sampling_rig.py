@@ -1,7 +1,5 @@
 """Rows of every kind of sampling, and logits for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

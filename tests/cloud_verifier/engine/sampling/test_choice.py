@@ -1,7 +1,5 @@
 """The host and the kernels choose what the reference chooses, row by row."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

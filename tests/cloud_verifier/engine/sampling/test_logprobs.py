@@ -1,7 +1,5 @@
 """What a session is told of its tokens is the log-softmax of the model's own logits; nobody else is told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An acceptance rule gets the law of the very logits that the engine's own choices are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
