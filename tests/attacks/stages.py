@@ -1,6 +1,5 @@
 """What an attack meets: a verifier, or a daemon with one behind it, set up as the attack needs it."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -8,9 +7,8 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -29,76 +27,6 @@ from lab.rig import VERIFIER, Processes
 from tests.attacks.honest import PATIENCE, Honest, Text
 from tests.fuzz.laws import Broken
 from tests.support.town import AUDIENCE, ISSUER, Town
-
-Write = Callable[[bytes], Awaitable[None]]
-Lie = Callable[[pb.SessionRequest, Write], Awaitable[None]]
-"""Answers an `Open`: it gets the request and a way to send serialised responses."""
-
-
-class Liar:
-    """Serves on a free port of loopback. An async context manager.
-
-    `truth` is a real verifier's description.
-    """
-
-    def __init__(self, truth: pb.DescribeResponse) -> None:
-        self.description = pb.DescribeResponse()
-        self.description.CopyFrom(truth)
-        self.lie: Lie = silent
-        self.num_opened = 0  # sessions that were asked of it
-        self.address = ""
-
-    async def __aenter__(self) -> Self:
-        self._server = grpc.aio.server()
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            "Describe": grpc.unary_unary_rpc_method_handler(
-                self._describe, pb.DescribeRequest.FromString, pb.DescribeResponse.SerializeToString
-            ),
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, pb.SessionRequest.FromString, lambda message: message
-            ),
-        }
-        name = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._server.stop(None)
-
-    async def _describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        answer = pb.DescribeResponse()
-        answer.CopyFrom(self.description)
-        if not request.include_vocabulary:
-            answer.ClearField("vocabulary")
-        if not request.include_chat_template:
-            answer.ClearField("chat_template")
-        return answer
-
-    async def _session(self, requests: AsyncIterator[pb.SessionRequest], context: Any) -> None:
-        async for request in requests:
-            if request.WhichOneof("message") == "open":
-                self.num_opened += 1
-                await self.lie(request, context.write)
-                return
-
-
-async def silent(request: pb.SessionRequest, write: Write) -> None:
-    """Say nothing."""
-    await asyncio.Event().wait()
-
-
-def opened(request: pb.SessionRequest, **more: Any) -> bytes:
-    """What an honest verifier would say first."""
-    position = len(request.open.prompt) + len(request.open.committed) - 1
-    return response(opened=pb.Opened(position=position, credit=8, privacy=pb.PRIVACY_OFF, **more))
-
-
-def response(**fields: Any) -> bytes:
-    """A response on the wire."""
-    return pb.SessionResponse(**fields).SerializeToString()
-
 
 LIMIT = 2 << 30
 """Bytes that a process under attack may have, its children included."""
@@ -283,18 +211,10 @@ class VerifierStage(Stage):
             return (("authorization", f"Bearer {self.town.token(tenant)}"),)
         return ()
 
-    def opening(
-        self,
-        prompt: tuple[int, ...] = (1, 2, 3),
-        tokens: int = 100,
-        grammar: str = "",
-        ignore_eos: bool = False,
-    ) -> bytes:
+    def opening(self, tokens: int = 100, grammar: str = "") -> bytes:
         """An `Open` on the wire."""
-        sampling = SamplingParams(
-            temperature=1.0, seed=1, max_tokens=tokens, ignore_eos=ignore_eos or not grammar, grammar=grammar
-        )
-        return encode_request(Open(prompt, sampling, self.described.fingerprint)).SerializeToString()
+        sampling = SamplingParams(1.0, seed=1, max_tokens=tokens, ignore_eos=not grammar, grammar=grammar)
+        return encode_request(Open((1, 2, 3), sampling, self.described.fingerprint)).SerializeToString()
 
     async def _begin(self) -> None:
         await super()._begin()
@@ -336,7 +256,7 @@ class VerifierStage(Stage):
 
 
 class DaemonStage(Stage):
-    """A daemon. Behind it the verifier of `behind`, or one that lies (`lies`), which this process plays."""
+    """A daemon before the verifier of `behind`."""
 
     def __init__(
         self,
@@ -345,11 +265,9 @@ class DaemonStage(Stage):
         behind: VerifierStage,
         *flags: str,
         files: int = 0,
-        lies: bool = False,
     ) -> None:
         super().__init__(folder, honest)
         self.behind = behind
-        self.liar = Liar(behind.described) if lies else None
         self.address = f"127.0.0.1:{free_port()}"
         self._flags, self._files = flags, files
 
@@ -375,16 +293,14 @@ class DaemonStage(Stage):
         """A connection with the token."""
         return HttpClient(self.address, self.token)
 
-    async def ask(
-        self, path: str, body: object = None, headers: dict[str, str] | None = None, method: str = ""
-    ) -> tuple[int, dict[str, str], bytes]:
+    async def ask(self, path: str, body: object = None) -> tuple[int, dict[str, str], bytes]:
         """One request: status, headers and body."""
         async with self.http() as http:
-            found = await http.ask(method or ("GET" if body is None else "POST"), path, body, headers)
-            return found.status, found.headers, await http.body() if found.status != 204 else b""
+            found = await http.ask("GET" if body is None else "POST", path, body)
+            return found.status, found.headers, await http.body()
 
     async def ready(self) -> None:
-        """Wait until the daemon answers and has heard of its verifier, if that is an honest one."""
+        """Wait until the daemon answers and has heard of its verifier."""
         async for _ in attempts():
             self.daemon.program.check()
             try:
@@ -392,28 +308,16 @@ class DaemonStage(Stage):
             except (BrokenError, FileNotFoundError):
                 continue
             health = [each["health"] for each in json.loads(body)["verifiers"]] if status == 200 else []
-            if health and (self.liar is not None or all(each == "ready" for each in health)):
+            if health and all(each == "ready" for each in health):
                 return
-
-    async def restart(self, number: signal.Signals) -> None:
-        """End the daemon by this signal and start it again."""
-        self.check()
-        self.daemon.program.send(number)
-        await self.daemon.program.gone()
-        await self.daemon.kill()
-        await self.daemon.start()
-        await self.ready()
 
     async def _begin(self) -> None:
         await super()._begin()
-        verifier = self.behind.address
-        if self.liar is not None:
-            await self._stack.enter_async_context(self.liar)
-            verifier = self.liar.address
         log = self.folder / "daemon.log"
         program = LoggedProcess(
-            "daemon", "edge", "--verifier", verifier, "--draft", str(DRAFT_GGUF.resolve()), "--policy", "off",
-            "--threads", "1", "--listen", self.address, "--service-stop-timeout", str(GRACE), *self._flags,
+            "daemon", "edge", "--verifier", self.behind.address, "--draft", str(DRAFT_GGUF.resolve()),
+            "--policy", "off", "--threads", "1", "--listen", self.address,
+            "--service-stop-timeout", str(GRACE), *self._flags,
             log=log,
             environment={**own_places(self.folder), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip

@@ -89,7 +89,9 @@ async def test_a_text_and_its_session_end_by_the_same_tokens(
     request = replace(REQUEST, sampling=SamplingParams(stop_token_ids=(2,), ignore_eos=ignore_eos))
     async with found.writing(request) as live:
         assert live.answer.ends == ends
-    assert (await session_of(found, request)).config.ends == ends
+    config = (await session_of(found, request)).config
+    assert (config.ends, config.ends_are_told) == (frozenset(ends), told is not None)
+    assert config.vocab_size == Letters.num_vocab, "ids beyond it are the verifier's fault"
 
 
 async def session_of(
