@@ -9,15 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisWarning
 
-from common.errors import LocalError, UserError
-from common.messages import Finish, FinishReason, Opened
-from common.privacy import Privacy
-from common.wire.codec import encode_response
-from common.wire.padding import pad
-from common.wire.status import Status, to_status
 from tests.fuzz import garbled, meaningless, mutated
 from tests.fuzz.cases import Case
-from tests.fuzz.laws import NEIGHBOUR, Broken, Ear, check_sentence, check_status
 from tests.fuzz.mutated import recorded
 from tests.fuzz.wire import UNHEARD, Site
 
@@ -67,37 +60,3 @@ def test_a_recorded_conversation_ends_well_if_nothing_is_done_to_it(name: str) -
         ends = (site.play(Case((recorded(name)[0],)))[0] for _ in range(20))
         end = next(end for end in ends if end != UNHEARD)  # gRPC's client may lose the end that it was told
     assert end.code is grpc.StatusCode.OK
-
-
-def test_a_message_of_another_size_breaks_a_law() -> None:
-    ear, finish = Ear(), Finish(FinishReason.LENGTH, 9)
-    ear.hear(pad(encode_response(Opened(2, 8, 0, privacy=Privacy.PADDED)), 64).SerializeToString())
-    assert ear.hear(pad(encode_response(finish), 64).SerializeToString()) == finish
-    with pytest.raises(Broken, match="72 bytes, which is no multiple of 64"):
-        ear.hear(pad(encode_response(finish), 72).SerializeToString())
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "",
-        "Unexpected <class 'google.protobuf.message.DecodeError'>",
-        "see cloud_verifier for more",
-        "in session.py line 3",
-        f"unlike {NEIGHBOUR} you may not",
-        "x" * 1025,
-    ],
-)
-def test_a_sentence_that_is_empty_or_shows_the_code_breaks_a_law(sentence: str) -> None:
-    with pytest.raises(Broken):
-        check_sentence(sentence)
-
-
-def test_a_defect_is_no_answer_to_a_client() -> None:
-    check_status(to_status(UserError("the prompt is empty; at least one token is needed")))
-    with pytest.raises(Broken, match="INTERNAL"):
-        check_status(to_status(LocalError("a defect of the verifier; its log has more")))
-    with pytest.raises(Broken, match="fault"):
-        check_status(to_status(LocalError("a defect"))._replace(code=grpc.StatusCode.INVALID_ARGUMENT))
-    with pytest.raises(Broken, match="UNKNOWN"):
-        check_status(Status(grpc.StatusCode.UNKNOWN, "something", ()))
