@@ -49,15 +49,15 @@ def test_a_single_setting_needs_no_name() -> None:
     assert make_acceptance("bild: 2") == Acceptance(AcceptanceRule.BILD, rollback=2.0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    (
-        "greedy rejection:2 typical:0.3 typical:rollback=3 topk-gap:top=2.5 lenience:much "
-        "lenience:0 lenience:1.5 typical:epsilon=0 typical:delta=-1 typical:delta=nan "
-        "topk-gap:top=0 topk-gap:gap=inf bild:-1 contrastive:alpha=0 contrastive:beta=-1 "
-        "contrastive:beta=200 reflective:1.5"
-    ).split(),
+REFUSED = (
+    "greedy rejection:2 typical:0.3 typical:rollback=3 topk-gap:top=2.5 lenience:much "
+    "lenience:0 lenience:1.5 typical:epsilon=0 typical:delta=-1 typical:delta=nan "
+    "topk-gap:top=0 topk-gap:gap=inf bild:-1 contrastive:alpha=0 contrastive:beta=-1 "
+    "contrastive:beta=200 reflective:1.5"
 )
+
+
+@pytest.mark.parametrize("text", REFUSED.split())
 def test_an_unknown_rule_or_setting_is_refused(text: str) -> None:
     with wording.raises(UserError):
         make_acceptance(text)

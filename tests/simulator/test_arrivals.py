@@ -2,17 +2,25 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from common.errors import UserError
+from common.tree import Node
+from edge_client.core.policies import GrowthPolicy, GrowthView, TokenCandidate, make_policy
+from schemes.policies.tree import TreePolicy
 from simulator.arrivals import MAX_SESSIONS, Arrivals, Poisson, Window, read_arrivals
+from simulator.drafts import BetaDraft
+from simulator.figures import SessionResult
 from simulator.files import experiment_from
+from simulator.knowledge import Knowledge
+from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING, policy_maker
 from simulator.system import simulate
-from simulator.world import World
+from simulator.world import VerifierSpec, World
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "data" / "arrivals"
 """Recordings beside the repository, where somebody has put them; they are not part of it."""
@@ -114,3 +122,47 @@ def test_a_recording_that_is_none_is_refused_with_the_line(tmp_path: Path, text:
 def test_clients_and_arrivals_exclude_each_other() -> None:
     with pytest.raises(UserError, match="world clients is 3 and its arrivals"):
         replace(world(Poisson(1.0, 1)), clients=3)
+
+
+STREAMING, LIAR = "off", "liar"
+ALLOWED = 0.02
+
+
+class LiarPolicy(TreePolicy):
+    """Sends the worst candidates of each place, and calls all of them certain."""
+
+    def branch(
+        self, view: GrowthView, node: Node, candidates: Sequence[TokenCandidate]
+    ) -> Sequence[TokenCandidate]:
+        return [TokenCandidate(candidate.token, 0.0) for candidate in candidates[-4:]]
+
+
+def run(world: World, policy: str, every: int) -> tuple[list[str], list[SessionResult]]:
+    """Return the policies and the results of a crowd in which every `every`-th device drafts."""
+    given = list[str]()
+
+    def make(_: Knowledge) -> GrowthPolicy:
+        given.append(policy if every and len(given) % every == 0 else STREAMING)
+        return LiarPolicy() if given[-1] == LIAR else make_policy(given[-1])
+
+    return given, simulate(world, make)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "chain", LIAR])
+@pytest.mark.parametrize("per_row", [0.0003, 0.003])
+@pytest.mark.parametrize(("clients", "every"), [(3, 2), (6, 3), (5, 1)])
+def test_no_session_that_streams_is_slower_than_it_allows(
+    policy: str, per_row: float, clients: int, every: int
+) -> None:
+    verifier = VerifierSpec(step_time_per_node=per_row, max_nodes_per_session=16, max_slowdown=ALLOWED)
+    world = World(
+        LinkSpec(rtt=0.03), verifier=verifier, draft=BetaDraft(mean=0.8), tokens=60, clients=clients, seed=3
+    )
+    (_, alone), (given, together) = run(world, policy, 0), run(world, policy, every)
+    lent = 2 * verifier.time(clients, 0)  # a token to begin with, and one that is on its way
+    for own, before, after in zip(given, alone, together, strict=True):
+        late = [b - a for a, b in zip(before.arrivals, after.arrivals, strict=True)]
+        if own == STREAMING:
+            assert max(b - a * ALLOWED for a, b in zip(before.arrivals, late, strict=True)) < lent
+        elif own != LIAR:
+            assert late[-1] < 0

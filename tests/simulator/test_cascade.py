@@ -1,18 +1,29 @@
 """A smaller draft in front of the device's: the same text, in fewer batches where it agrees."""
 
 from dataclasses import replace
+from statistics import fmean
 
+import numpy as np
 import pytest
 
+from cloud_verifier.core.engine_protocol import GuessItem, GuessPlan
+from common.calibration import Confidence
+from common.errors import UserError
+from common.sampling import SamplingParams
+from simulator.drafts import BetaDraft
+from simulator.events import Draws
+from simulator.figures import SessionResult, pace
 from simulator.files import experiment_from
-from simulator.schemes import run_scheme
-from simulator.world import DeviceSpec, SmallDraft, World
+from simulator.heads import HeadKnowledge, HeadsSpec, guess
+from simulator.link_spec import LinkSpec
+from simulator.schemes import FORERUN, SERVER_STREAMING, run_scheme
+from simulator.world import DeviceSpec, SmallDraft, VerifierSpec, World
 
-SLOW = World(device=DeviceSpec(0.012, 0.0003), tokens=150)
+SLOW_DEVICE = World(device=DeviceSpec(0.012, 0.0003), tokens=150)
 
 
 def with_small(agreement: float, time: float = 0.0005) -> World:
-    return replace(SLOW, device=replace(SLOW.device, small=SmallDraft(time, agreement)))
+    return replace(SLOW_DEVICE, device=replace(SLOW_DEVICE.device, small=SmallDraft(time, agreement)))
 
 
 def end(world: World, scheme: str) -> float:
@@ -21,11 +32,11 @@ def end(world: World, scheme: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["sync:4", "chain", "tree", "forerun"])
 def test_a_small_draft_that_agrees_saves_time(scheme: str) -> None:
-    assert end(with_small(0.9), scheme) < 0.97 * end(SLOW, scheme)
+    assert end(with_small(0.9), scheme) < 0.97 * end(SLOW_DEVICE, scheme)
 
 
 def test_a_chain_of_a_small_draft_that_never_agrees_is_paid_for_in_vain() -> None:
-    plain, helped = (run_scheme("sync:4", world)[0].stats for world in (SLOW, with_small(0.0)))
+    plain, helped = (run_scheme("sync:4", world)[0].stats for world in (SLOW_DEVICE, with_small(0.0)))
     each = 4 * (0.0005 + 0.0003)
     assert helped.draft_time == pytest.approx(plain.draft_time + each * plain.draft_steps)
 
@@ -39,3 +50,158 @@ def test_a_small_draft_that_always_agrees_pays_one_step_for_five_tokens() -> Non
 def test_a_small_draft_is_read_from_a_world() -> None:
     found = experiment_from({"device": {"small": {"ms": 0.5, "agreement": 0.7, "tokens": 3}}})
     assert found.world.device.small == SmallDraft(0.0005, 0.7, 3)
+
+
+# A draft whose step buys several levels: the same text, and depth is cheap where its masks see.
+
+
+SLOW = World(LinkSpec(rtt=0.06), DeviceSpec(0.060, 0.0), draft=BetaDraft(0.9, 2.0), tokens=150)
+
+
+def parallel(sight: float, levels: int = 8) -> World:
+    draft = BetaDraft(0.9, 2.0, sight=sight)
+    return replace(SLOW, device=replace(SLOW.device, levels=levels), draft=draft)
+
+
+@pytest.mark.parametrize("scheme", ["sync:8", "chain", "forerun"])
+def test_masks_save_time(scheme: str) -> None:
+    assert end(parallel(0.98), scheme) < 0.85 * end(SLOW, scheme)
+
+
+def test_a_plain_draft_of_this_pace_rests_where_one_with_masks_does_not() -> None:
+    streaming = end(SLOW, "server_streaming")
+    assert end(SLOW, "forerun") == pytest.approx(streaming, rel=0.05)
+    assert end(parallel(0.95), "forerun") < streaming / 1.15
+
+
+def test_masks_that_see_nothing_cost_little() -> None:
+    assert end(parallel(0.0), "forerun") < 1.05 * end(SLOW, "server_streaming")
+
+
+def test_masks_that_see_all_pay_one_step_for_all_levels() -> None:
+    stats = run_scheme("sync:8", replace(parallel(1.0), draft=BetaDraft(1.0, 2.0, sight=1.0)))[0].stats
+    assert stats.draft_time == pytest.approx(0.060 * stats.proposed / 8, rel=0.05)
+
+
+def test_levels_and_sight_are_read_from_a_world() -> None:
+    found = experiment_from({"device": {"levels": 8}, "draft": {"mean": 0.8, "sight": 0.9}}).world
+    assert (found.device.levels, found.draft) == (8, BetaDraft(0.8, sight=0.9))
+
+
+def test_wrong_levels_are_refused() -> None:
+    with pytest.raises(UserError):
+        DeviceSpec(levels=0)
+    with pytest.raises(UserError):
+        DeviceSpec(levels=2, small=SmallDraft(0.001, 0.5))
+    with pytest.raises(UserError):
+        BetaDraft(sight=1.5)
+
+
+# Early hints save part of a step where the network is near, nothing where it is far, and change no text.
+
+
+NEAR = World(link=LinkSpec(rtt=0.0), draft=BetaDraft(mean=0.7), tokens=200)
+
+
+def pace_of(world: World, scheme: str, hint_at: float, skill: float) -> float:
+    verifier = VerifierSpec(hint_at=hint_at, hint_skill=skill)
+    worlds = [replace(world, verifier=verifier, seed=seed) for seed in (1, 2, 3)]
+    return fmean(run_scheme(scheme, each)[0].arrivals[-1] / each.tokens for each in worlds)
+
+
+@pytest.mark.parametrize("scheme", ["chain", "forerun"])
+def test_hints_that_hold_save_time_beside_the_target(scheme: str) -> None:
+    """`run_scheme` itself compares the texts."""
+    assert pace_of(NEAR, scheme, 0.25, 0.95) < 0.97 * pace_of(NEAR, scheme, 0.0, 0.0)
+
+
+def test_hints_save_no_more_than_the_rest_of_each_step() -> None:
+    without, helped = (pace_of(NEAR, "chain", at, 1.0) for at in (0.0, 0.5))
+    steps = run_scheme("chain", replace(NEAR, verifier=VerifierSpec(hint_at=0.5, hint_skill=1.0)))[0].stats
+    assert without - helped <= 0.5 * 0.030 * steps.target_steps / steps.committed * 1.1
+
+
+def test_hints_are_read_from_a_world() -> None:
+    spec = experiment_from({"verifier": {"hint_at": 0.5, "hint_skill": 0.8}}).world.verifier
+    assert (spec.hint_at, spec.hint_skill) == (0.5, 0.8)
+    with pytest.raises(UserError):
+        experiment_from({"verifier": {"hint_at": 1.0}})
+
+
+# A drafter beside the target: what it guesses is as right as the world says, and both ends together win.
+
+
+ACCURACY = (0.8, 0.7, 0.6)
+TOLERATED = 1.02
+
+
+def world(heads: HeadsSpec | None, rtt: float = 0.060, tokens: int = 400) -> World:
+    verifier = VerifierSpec(heads=heads).with_product_limits()
+    return World(LinkSpec(rtt=rtt), verifier=verifier, draft=BetaDraft(mean=0.8), tokens=tokens)
+
+
+def item(position: int, depth: int) -> GuessItem:
+    prefix = np.arange(position, dtype=np.int32)
+    return GuessItem(1, prefix, 0, depth, 2, Confidence(), SamplingParams())
+
+
+def test_each_level_is_as_often_right_as_the_world_says() -> None:
+    knowledge = BetaDraft(mean=0.8).session(Draws(1, 1))
+    guesses = HeadKnowledge(HeadsSpec(ACCURACY), knowledge, Draws(1, 1))
+    right, asked = [0] * 3, [0] * 3
+    for position in range(1, 6000):
+        for said in guess({1: guesses}, GuessPlan((item(position, 3),))).guesses[0]:
+            level, truth = len(said.path), knowledge.truth(position + len(said.path) + 1)
+            if all(token == knowledge.truth(position + at + 1) for at, token in enumerate(said.path)):
+                asked[level] += 1
+                right[level] += said.tokens[0] == truth
+            assert list(said.scores) == sorted(said.scores, reverse=True)
+            assert len(set(said.tokens)) == len(said.tokens)
+    shares = [hits / number for hits, number in zip(right, asked, strict=True)]
+    assert shares == pytest.approx(ACCURACY, abs=0.02)
+
+
+GOOD = HeadsSpec((0.75, 0.7, 0.68, 0.66))
+POOR = HeadsSpec((0.25,) * 5, time=0.002, time_per_level=0.0005, k=8.0, likeness=0.4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "one",
+    [
+        world(GOOD, 0.0),
+        world(GOOD, 0.060),
+        replace(world(POOR, 0.0094), device=DeviceSpec(0.0037, 0.0025), draft=BetaDraft(mean=0.777)),
+    ],
+)
+def test_both_ends_are_as_fast_as_the_better_one(one: World) -> None:
+    def ms(scheme: str, spec: HeadsSpec | None) -> float:
+        worlds = [replace(one, verifier=replace(one.verifier, heads=spec), seed=seed) for seed in (1, 2)]
+        return fmean(
+            pace([each.as_run() for each in run_scheme(scheme, each_world)]) for each_world in worlds
+        )
+
+    heads = one.verifier.heads
+    alone = min(ms(SERVER_STREAMING, heads), ms(FORERUN, None))
+    assert ms(FORERUN, heads) < TOLERATED * alone
+
+
+@pytest.mark.slow
+def test_a_device_sends_less_to_a_verifier_that_drafts_well() -> None:
+    def sent(spec: HeadsSpec | None) -> float:
+        return only(run_scheme(FORERUN, world(spec))).stats.proposed / 400
+
+    assert sent(HeadsSpec((0.92,) * 8)) < 0.2 * sent(None)
+
+
+@pytest.mark.parametrize(
+    "heads", [3, {"accuracy": "high"}, {"accuracy": [1.5]}, {"accuracy": []}, {"k": 2.0}]
+)
+def test_heads_that_cannot_be_are_refused(heads: object) -> None:
+    with pytest.raises(UserError):
+        experiment_from({"verifier": {"heads": heads}})
+
+
+def only(results: list[SessionResult]) -> SessionResult:
+    (found,) = results
+    return found

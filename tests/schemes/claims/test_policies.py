@@ -138,17 +138,17 @@ def test_a_policy_keeps_its_contract(scheme: str) -> None:
     run(replace(SHORT, tokens=120), lambda: WatchedPolicy(make_policy(scheme), see))
 
 
-@pytest.mark.parametrize(
-    "text",
-    (
-        "amusd:block=7 pearl:7 saguaro:budget=-1 saguaro:budget=2.5 saguaro:exponent=0 "
-        "saguaro:exponent=1e308 saguaro:block=1000000000 saguaro:fan_out=3,budget=24 "
-        "saguaro:backup=-1 cacheback:leader=0 pearl:chunk=-1 specedge:depth=0 "
-        "specedge:depth=9,beam=1000 specedge:proactive=2 parked:fan_out=-1 parked:cut=1 "
-        "sync_delay_optimal:beta=nan bild:fallback=1.1 bild:block=0 pacer:step=0 pacer:stop=1 "
-        "pacer:bias=nan pacer:entropy=1"
-    ).split(),
+REFUSED = (
+    "amusd:block=7 pearl:7 saguaro:budget=-1 saguaro:budget=2.5 saguaro:exponent=0 "
+    "saguaro:exponent=1e308 saguaro:block=1000000000 saguaro:fan_out=3,budget=24 "
+    "saguaro:backup=-1 cacheback:leader=0 pearl:chunk=-1 specedge:depth=0 "
+    "specedge:depth=9,beam=1000 specedge:proactive=2 parked:fan_out=-1 parked:cut=1 "
+    "sync_delay_optimal:beta=nan bild:fallback=1.1 bild:block=0 pacer:step=0 pacer:stop=1 "
+    "pacer:bias=nan pacer:entropy=1"
 )
+
+
+@pytest.mark.parametrize("text", REFUSED.split())
 def test_a_setting_that_a_scheme_does_not_have_is_refused(text: str) -> None:
     with pytest.raises(UserError):
         make_policy(text)

@@ -384,10 +384,10 @@ def test_a_list_of_layers_is_read_and_written() -> None:
     assert numbered((3, 5, 8, 9, 10, 11)) == "3,5,8-11"
 
 
-@pytest.mark.parametrize(
-    "source",
-    ("skip skip: skip:a skip:0, skip:-1 skip:2-1 skip:0,0 skip:0,0-1 skip:2 skip:0-1").split(),
-)
+REFUSED_LISTS = "skip skip: skip:a skip:0, skip:-1 skip:2-1 skip:0,0 skip:0,0-1 skip:2 skip:0-1"
+
+
+@pytest.mark.parametrize("source", REFUSED_LISTS.split())
 def test_other_lists_of_layers_are_refused(source: str) -> None:
     with wording.raises(UserError):
         skipped_layers(source, target("llama"), VOCABULARY)
