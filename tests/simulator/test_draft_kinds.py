@@ -1,4 +1,4 @@
-"""A smaller draft in front of the device's: the same text, in fewer batches where it agrees."""
+"""Kinds of drafts in the simulator: a small one in front, masks, early hints, and heads of the verifier."""
 
 from dataclasses import replace
 from statistics import fmean
