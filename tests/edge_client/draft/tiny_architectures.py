@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.llama.gguf_header import _native, _Params
 from common.llama.library import library
-from tests.edge_client.draft.tiny_gguf import TinyShape, _add_tokenizer
+from tests.edge_client.draft.tiny_gguf import TinyShape, _add_tokenizer, finish
 
 Values = dict[str, float | int | bool | list[int]]
 
@@ -101,12 +101,12 @@ def write_architecture(
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
-    return _write(writer, path)
+    return finish(writer, path)
 
 
 def write_header(path: Path, architecture: str, more: Mapping[str, Any]) -> Path:
     """Write a file without tensors."""
-    return _write(_header(path, architecture, {**COMMON, **more}), path)
+    return finish(_header(path, architecture, {**COMMON, **more}), path)
 
 
 def _header(path: Path, architecture: str, values: Values) -> gguf.GGUFWriter:
@@ -117,14 +117,6 @@ def _header(path: Path, architecture: str, values: Values) -> gguf.GGUFWriter:
         own = kinds.UINT32 if kind == kinds.ARRAY else None
         writer.add_key_value(f"{architecture}.{key}", value, kind, own)
     return writer
-
-
-def _write(writer: gguf.GGUFWriter, path: Path) -> Path:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def _wanted(path: Path) -> dict[str, tuple[int, ...]]:

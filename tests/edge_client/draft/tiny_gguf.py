@@ -56,6 +56,15 @@ class TinyShape:
         return ["mamba"] * (self.num_layers - 1) + [last]
 
 
+def finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+    """Write what was added, and return the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -> Path:
     """Write the model; the same seed gives the same file. Its logits spread by some ten nats."""
     shape = shape or TinyShape()
@@ -68,11 +77,7 @@ def write_tiny_gguf(path: Path, shape: TinyShape | None = None, seed: int = 7) -
             writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def write_copy(path: Path, source: Path, more: Fields | None = None, *, weights: bool = True) -> Path:
@@ -87,11 +92,7 @@ def write_copy(path: Path, source: Path, more: Fields | None = None, *, weights:
         writer.add_key_value(key, value, KINDS[type(value)])
     for tensor in reader.tensors if weights else ():
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def write_adapter(path: Path, base: Path, scale: float, seed: int = 1) -> Path:
@@ -107,11 +108,7 @@ def write_adapter(path: Path, base: Path, scale: float, seed: int = 1) -> Path:
             a, b = rng.standard_normal((2, columns)), scale * rng.standard_normal((rows, 2))
             writer.add_tensor(f"{tensor.name}.lora_a", a.astype(np.float32))
             writer.add_tensor(f"{tensor.name}.lora_b", b.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return finish(writer, path)
 
 
 def tiny_tokens(num_vocab: int) -> list[str]:

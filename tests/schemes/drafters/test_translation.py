@@ -18,7 +18,7 @@ from schemes.drafters.translation import Translation
 from tests import wording
 from tests.conftest import REAL_MODELS, SMOLLM2
 from tests.edge_client.draft.test_group import Crowd, checker
-from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
+from tests.edge_client.draft.tiny_gguf import TinyShape, finish, write_tiny_gguf
 from tests.edge_client.draft.tree_world import GREEDY, SAMPLED, check_group, exact_settings, random_tree
 
 pytestmark = pytest.mark.llama
@@ -56,11 +56,7 @@ def permuted(source: Path, out: Path, order: Sequence[int]) -> Path:
             data[-1] = 0.0
         is_table = tensor.name in ("token_embd.weight", "output.weight")
         writer.add_tensor(tensor.name, data[list(order)] if is_table else data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+    return finish(writer, out)
 
 
 @pytest.fixture(scope="module")
