@@ -23,6 +23,7 @@ from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from tests.support.raw_http2 import DATA, HEADERS, PING, PREFACE, SETTINGS, WINDOW_UPDATE, Frame, RawPeer
 from tests.support.tiny import EOS, TABLE, VOCABULARY, System, generation, running
+from tests.support.waiting import until
 from tests.worlds.models import target_alone
 
 pytestmark = pytest.mark.grpc
@@ -69,14 +70,11 @@ async def test_an_edge_that_never_reads_is_held_and_then_cut(monkeypatch: pytest
         peer.call(1)
         peer.message(1, opening(max_tokens=500))
         scheduler = system.worker.scheduler
-        async with asyncio.timeout(30):
-            while not any(each.stalled_at for each in scheduler.sessions.values()):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-            (session,) = scheduler.sessions.values()
-            assert 100 <= len(session.tree.committed) < 300
-            assert await others_go_on(system)
-            while scheduler.sessions:  # noqa: ASYNC110  # nothing announces it to outsiders
-                await asyncio.sleep(0.005)
+        await until(lambda: any(each.stalled_at for each in scheduler.sessions.values()), 30)
+        (session,) = scheduler.sessions.values()
+        assert 100 <= len(session.tree.committed) < 300
+        assert await others_go_on(system)
+        await until(lambda: not scheduler.sessions, 30)
         assert scheduler.counters.num_finished["DEADLINE_EXCEEDED"] == 1
         assert len(session.tree.committed) < 300
         scheduler.check_integrity()
@@ -174,9 +172,7 @@ async def test_a_refused_stream_leaves_nothing_behind_it() -> None:
                     async for _ in method(iter(messages)):
                         pass
             await system.worker.wait_until_gone()
-            async with asyncio.timeout(30):
-                while any(type(each) is Framing for each in gc.get_objects()):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: not any(type(each) is Framing for each in gc.get_objects()), 30)
         finally:
             gc.enable()
 

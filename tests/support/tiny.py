@@ -1,6 +1,5 @@
 """A real verifier service on loopback with the tiny target, and real edges with tiny drafters."""
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -27,6 +26,7 @@ from edge_client.network.channel import StreamSource, VerifierChannel
 from edge_client.network.generation import Generation
 from schemes.policies.tree import TreePolicy
 from tests.support.drafter_thread import DrafterThread
+from tests.support.waiting import until
 from tests.worlds.models import VOCAB, TinyDrafter, TinyTarget
 
 TABLE: tuple[bytes | None, ...] = tuple(b"token %d" % token for token in range(VOCAB))
@@ -79,8 +79,7 @@ async def running(
     async with Server(worker, info, TABLE, "127.0.0.1:0", identity, tls, files, privacy) as server:
         yield System(server, worker)
         await worker.wait_until_gone()
-        while not worker.scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
-            await asyncio.sleep(0.005)
+        await until(lambda: worker.scheduler.idle)  # the last step may still run
     worker.scheduler.check_integrity()
     memory = worker.scheduler.memory
     assert memory.pool.num_free + memory.cache.num_slots == info.num_slots

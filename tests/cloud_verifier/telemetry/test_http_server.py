@@ -22,6 +22,7 @@ from tests import wording
 from tests.cloud_verifier.telemetry.desk import INFO, ask, begin, make, running, whole
 from tests.support.tiny import generation
 from tests.support.tiny import running as served
+from tests.support.waiting import until
 
 HOST = "127.0.0.1"
 
@@ -148,8 +149,7 @@ async def test_liveness_answers_while_the_engine_is_in_a_step() -> None:
     ):
         text = generation(channel, None, SamplingParams(max_tokens=3, ignore_eos=True), make_policy("off"))
         writing = asyncio.ensure_future(anext(text.shown()))
-        while not system.worker.scheduler.counters.num_opened:  # noqa: ASYNC110  # a count announces nothing
-            await asyncio.sleep(0.005)
+        await until(lambda: system.worker.scheduler.counters.num_opened)
         steps = system.worker.scheduler.counters.num_steps
         assert (await get(server.port, "/livez")).status == 200
         assert system.worker.scheduler.counters.num_steps == steps

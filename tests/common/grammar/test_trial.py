@@ -16,6 +16,7 @@ from common.grammar import Tokens, compile_trial
 from common.grammar.compile_trial import MAX_WAITING, GrammarTrials, TrialTurns, in_thread
 from tests import wording
 from tests.common.grammar import vocabulary as v
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.grammar
 
@@ -105,8 +106,7 @@ async def test_checks_of_one_tenant_take_turns_and_those_of_another_do_not_wait(
         assert go_on.wait(30)
 
     one = [asyncio.create_task(turns.run("one", "", lambda: check("one"))) for _ in range(MAX_WAITING)]
-    while not begun:  # noqa: ASYNC110 - a thread begins
-        await asyncio.sleep(0.001)
+    await until(lambda: begun)
     with pytest.raises(CapacityError):
         await turns.run("one", "", lambda: None)
     await turns.run("other", "", lambda: begun.append("other"))
@@ -154,8 +154,7 @@ def test_a_process_that_goes_does_not_wait_for_a_check() -> None:
 
     async def main() -> None:
         in_thread(work)
-        while not begun.is_set():  # noqa: ASYNC110 - a thread begins
-            await asyncio.sleep(0.001)
+        await until(begun.is_set)
 
     asyncio.run(main())
     assert not go_on.is_set()

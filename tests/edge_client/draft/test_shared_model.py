@@ -18,6 +18,7 @@ from edge_client.draft.seats import PoolSeat
 from edge_client.draft.shared_model import ModelState, OtherModel, SharedDraftModel
 from edge_client.texts.alone import AloneRun
 from tests import wording
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.llama
 
@@ -79,13 +80,6 @@ async def text_at(seat: PoolSeat) -> list[int]:
     return [token async for shown in run.shown() for token in shown.tokens]
 
 
-async def until(model: SharedDraftModel, state: ModelState) -> None:
-    """Let the loop run until the model is in that state."""
-    async with asyncio.timeout(LONG_WAIT):
-        while model.state is not state:  # noqa: ASYNC110  the model has no event for it
-            await asyncio.sleep(0)
-
-
 async def test_the_tokens_are_there_without_the_weights(make: Made, path: Path, loads: Loads) -> None:
     model = make()
     assert model.state is ModelState.UNLOADED
@@ -99,7 +93,7 @@ async def test_all_who_wait_wait_for_one_load_and_the_loop_stays_live(make: Made
     model = make()
     loads.open.clear()
     waiting = [asyncio.create_task(model.acquire()) for _ in range(2)]
-    await until(model, ModelState.LOADING)
+    await until(lambda: model.state is ModelState.LOADING)
     given_up = asyncio.create_task(model.acquire())
     await asyncio.sleep(0)
     given_up.cancel()
@@ -127,7 +121,7 @@ async def test_a_failure_is_told_to_all_and_the_next_tries_again(
         meanwhile.setattr(LlamaRuntime, "_context_params", refuse)
         loads.open.clear()
         waiting = [asyncio.create_task(model.acquire()) for _ in range(2)]
-        await until(model, ModelState.LOADING)
+        await until(lambda: model.state is ModelState.LOADING)
         loads.open.set()
         for error in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(error, UserError)
@@ -148,7 +142,7 @@ async def test_at_once_means_after_the_last_seat(make: Made, loads: Loads) -> No
     assert model.state is ModelState.LOADED
     await text_at(second)
     second.release()
-    await until(model, ModelState.UNLOADED)
+    await until(lambda: model.state is ModelState.UNLOADED)
     await text_at(await model.acquire())
     assert len(loads.threads) == 2
 
@@ -163,7 +157,7 @@ async def test_a_model_that_is_kept_stays_and_says_how_long(make: Made) -> None:
     assert model.seconds_left is None
     assert model.state is ModelState.LOADED
     model.keep_alive = AT_ONCE
-    await until(model, ModelState.UNLOADED)
+    await until(lambda: model.state is ModelState.UNLOADED)
     assert model.seconds_left is None
 
 

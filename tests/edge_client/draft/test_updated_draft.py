@@ -1,6 +1,5 @@
 """A newer draft is tried, serves a part of the texts, and stays or goes; no text waits for it."""
 
-import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +24,7 @@ from edge_client.draft.updated_draft import UpdatedDraft, newest
 from edge_client.texts.alone import AloneRun
 from tests import wording
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_adapter, write_tiny_gguf
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.llama
 
@@ -83,12 +83,6 @@ async def device(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "newer").mkdir()
     async with AsyncExitStack() as stack:
         yield Device(model, tmp_path / "newer", tmp_path / "state", stack)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(LONG_WAIT):
-        while not holds():  # noqa: ASYNC110  a status has no event
-            await asyncio.sleep(0.01)
 
 
 async def trial_of(draft: UpdatedDraft) -> SharedDraftModel:

@@ -1,13 +1,12 @@
 """A real mosquitto for one test: on a free port, with rules and certificates where the test is about them."""
 
-import asyncio
 import contextlib
 import getpass
 import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,10 +106,3 @@ class Daemon:
 
     def obey(self, kill: Kill) -> None:
         self.kills.append(kill)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Turn the event loop until something holds."""
-    async with asyncio.timeout(PATIENCE):
-        while not holds():  # noqa: ASYNC110  # states are read, they announce nothing
-            await asyncio.sleep(0.005)

@@ -17,7 +17,8 @@ import pytest
 
 from common.errors import UserError
 from edge_client.fleet.document import Kill
-from tests.edge_client.fleet.broker import Daemon, broker, until
+from tests.edge_client.fleet.broker import Daemon, broker
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.edge_client.fleet.world import World

@@ -18,7 +18,8 @@ from edge_client.fleet.document import Kill, report
 from edge_client.settings import FLEET_MAY_SET, load_config
 from simulator.proxy import Hold, Link
 from tests.edge_client.api.world import World, alone, world
-from tests.edge_client.fleet.broker import broker, until
+from tests.edge_client.fleet.broker import broker
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from edge_client.fleet.follower import FleetFollower

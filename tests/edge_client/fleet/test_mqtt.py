@@ -11,8 +11,9 @@ import pytest
 
 from common.errors import UnavailableError, UserError
 from edge_client.settings import FleetSection
-from tests.edge_client.fleet.broker import broker, until
+from tests.edge_client.fleet.broker import broker
 from tests.support.ports import refusing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.broker
 

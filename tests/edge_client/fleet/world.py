@@ -17,7 +17,8 @@ from edge_client.fleet.fleet_task import Fleet
 from edge_client.fleet.keys import generate, public_path, read_private, signer
 from edge_client.fleet.mqtt import connected, subscribe
 from edge_client.settings import FleetSection
-from tests.edge_client.fleet.broker import DEVICE, PATIENCE, TENANT, Broker, Daemon, until
+from tests.edge_client.fleet.broker import DEVICE, PATIENCE, TENANT, Broker, Daemon
+from tests.support.waiting import until
 
 STATUS = topic(TENANT, DEVICE, "status")
 

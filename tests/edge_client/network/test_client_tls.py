@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from edge_client.network.member import Health
 from edge_client.network.verifiers import Verifiers
 from tests import wording
 from tests.support.tiny import EOS, TABLE, VOCABULARY, generation, running
+from tests.support.waiting import until
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
 pytestmark = pytest.mark.grpc
@@ -70,9 +70,8 @@ async def serving(cert: Path, key: Path, client_ca: Path | None = None) -> Async
 
 async def refusal(address: str, tls: TlsSettings | None) -> str:
     """What a pool says of a verifier that it cannot use."""
-    async with Verifiers([address], tls=tls) as pool, asyncio.timeout(20.0):
-        while "cannot be used" not in pool.snapshot()[0].why:  # noqa: ASYNC110 - found after the news of health
-            await asyncio.sleep(0.02)
+    async with Verifiers([address], tls=tls) as pool:
+        await until(lambda: "cannot be used" in pool.snapshot()[0].why, 20.0)
         (status,) = pool.snapshot()
         assert status.health is Health.UNREACHABLE
         assert status.why in str(pool.refusal())

@@ -14,7 +14,8 @@ import pytest
 from edge_client.process import run_file as daemon_file
 from edge_client.process.run_file import this_process
 from forerun.cli import main
-from tests.edge_client.fleet.broker import broker, until
+from tests.edge_client.fleet.broker import broker
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from tests.edge_client.fleet.world import World

@@ -1,6 +1,5 @@
 """Clients write every text once and right."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from common.sampling import SamplingParams
 from lab.bench.clients import ClientCrowd, Library
 from lab.bench.formula import TABLE, FormulaEngine, formula_text
 from lab.bench.load import DraftOption, LoadJob, LoadText
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.grpc
 
@@ -34,8 +34,7 @@ async def verifier(config: SchedulerConfig | None = None, step_time: float = 0.0
     async with Server(worker, engine.info, TABLE, "127.0.0.1:0") as server:
         yield f"127.0.0.1:{server.port}", scheduler
         await worker.wait_until_gone()
-        while not scheduler.idle:  # noqa: ASYNC110 - the last step may still run; nothing announces its end
-            await asyncio.sleep(0.005)
+        await until(lambda: scheduler.idle)  # the last step may still run
     scheduler.check_integrity()
 
 

@@ -36,6 +36,7 @@ from tests import wording
 from tests.lab.integrations.engine import Choose, Engine, greedy, serving
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, TABLE, VOCABULARY, generation
+from tests.support.waiting import until
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone, tiny_logits
 
 pytestmark = pytest.mark.grpc
@@ -85,8 +86,7 @@ async def test_an_end_token_ends_the_text_and_the_request(tmp_path: Path, kind: 
     async with beside(tmp_path, kind) as (engine, address, _), VerifierChannel(address) as channel:
         run = generation(channel, None, sampling)
         tokens = [token async for emit in run for token in emit.tokens]
-        while not engine.num_aborted:  # noqa: ASYNC110 - the engine notices at its next step
-            await asyncio.sleep(0.005)
+        await until(lambda: engine.num_aborted)  # the engine notices at its next step
     assert tuple(tokens) == target_alone(PROMPT, sampling, EOS)
     assert run.reason is FinishReason.STOP
 

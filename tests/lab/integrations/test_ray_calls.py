@@ -24,6 +24,7 @@ from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.status import DETAIL_KEY
 from forerun_ray.proxied_calls import RayFace, never_silent, nothing
 from tests.support.tiny import EOS, TABLE, VOCABULARY
+from tests.support.waiting import until
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
 SAMPLING = SamplingParams(max_tokens=20, ignore_eos=True)
@@ -123,8 +124,7 @@ async def test_a_task_that_is_cancelled_in_a_silence_leaves_nothing_behind() -> 
     async with heart:
         waits = Open((1, 2, 3), SAMPLING, VOCABULARY.fingerprint, fill=False)
         reading = asyncio.create_task(texts(served.Session(requests([waits]), Context())))
-        while not worker.scheduler.sessions:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
+        await until(lambda: worker.scheduler.sessions)
         reading.cancel()
         await asyncio.wait({reading})
         await worker.wait_until_gone()

@@ -13,6 +13,7 @@ from simulator.proxy import Bandwidth, Hold, Link, Toxic
 from simulator.proxy.connection import Address
 from simulator.proxy.toxics import Latency, SettingsError
 from tests.support.ports import refusing
+from tests.support.waiting import until
 
 Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -61,12 +62,6 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
     except ConnectionResetError:
         return b""
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Turns the loop until something holds; the caller's timeout bounds it."""
-    while not holds():  # noqa: ASYNC110  # counters are read, they announce nothing
-        await asyncio.sleep(0)
 
 
 async def until_idle(link: Link) -> None:
