@@ -40,7 +40,8 @@ from simulator.recordings import RecordedText, Recording, RecordingHeader
 from simulator.schemes import policy_maker
 from simulator.system import simulate
 from simulator.world import DeviceSpec, VerifierSpec, World
-from tests.worlds.seeds import check_laws, run_world, spec_of
+from tests.worlds.seeds import check_laws, spec_of
+from tests.worlds.seeds import run as run_world
 
 SHORT = World(tokens=60, link=LinkSpec(rtt=0.06))
 PERFECT = replace(SHORT, draft=BetaDraft(mean=1.0), link=LinkSpec(rtt=0.1))
