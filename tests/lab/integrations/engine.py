@@ -1,8 +1,6 @@
 """A small engine of the tiny model that decides its own steps, like SGLang and vLLM: it speaks HTTP and takes
 drafts out of a mailbox."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ Says on standard output where it listens, as a line of JSON, when that many repl
 `{"replicas": N}` on standard input and says so when it is so. It ends with its standard input.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

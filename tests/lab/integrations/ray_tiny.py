@@ -4,8 +4,6 @@ Its `model` is a folder. Each replica marks its steps in a file there, and holds
 file `hold`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

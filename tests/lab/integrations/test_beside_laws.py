@@ -1,7 +1,5 @@
 """Laws of sessions that are requests of another engine: no draft, verdict or lost message changes a text."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Real edges over gRPC, and an engine behind the service that decides its own steps: texts stay the same."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

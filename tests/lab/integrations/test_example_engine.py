@@ -1,7 +1,5 @@
 """The example engine behind the real service: real edges get the text that the model writes alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The arguments of a Ray application give the configuration of the same options of `forerun verify`."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

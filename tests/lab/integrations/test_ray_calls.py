@@ -1,7 +1,5 @@
 """The service as Ray calls it, without Ray: statuses that travel on frames, and no stream is silent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any

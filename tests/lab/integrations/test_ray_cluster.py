@@ -1,7 +1,5 @@
 """Edges through the proxy of a real Ray cluster, to two replicas of the tiny target."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

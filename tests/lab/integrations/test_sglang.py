@@ -4,8 +4,6 @@ Its CUDA kernels are not run: two have a Triton twin of SGLang's own, which Trit
 that only move KV do nothing. The model is the tiny one, in place of `TpModelWorker`.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

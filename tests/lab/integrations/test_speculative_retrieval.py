@@ -1,7 +1,5 @@
 """Laws of retrieving ahead: the text is that of the true retriever at every stride, in fewer batches."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

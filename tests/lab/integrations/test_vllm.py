@@ -5,8 +5,6 @@ the checks of its HTTP interface. Without a GPU vLLM takes Triton only if CUDA_V
 empty.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
