@@ -45,39 +45,22 @@ class Family:
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
 _LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 1e4,
-    "factor": 32.0,
-    "original_max_position_embeddings": 4096,
-    "short_factor": [1.0] * 4,
-    "long_factor": [2.0] * 4,
-}
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 32.0, "original_max_position_embeddings": 4096,
+    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+}  # fmt: skip
 _LATENT = {
-    "q_lora_rank": 12,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "head_dim": 4,
-    "num_key_value_heads": 4,
-}
+    "q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    "head_dim": 4, "num_key_value_heads": 4,
+}  # fmt: skip
 _ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DEEPSEEK = {
-    **_LATENT,
-    **_ROUTED,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
+    **_LATENT, **_ROUTED, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2,
     "topk_group": 1,
-}
+}  # fmt: skip
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 _THREE_TO_ONE = {
@@ -96,16 +79,10 @@ _GEMMA3 = {
     },
 }
 _GEMMA3N = {
-    "num_hidden_layers": 10,
-    "layer_types": [*[SLIDING] * 4, FULL] * 2,
-    "sliding_window": 512,
-    "num_kv_shared_layers": 5,
-    "intermediate_size": [48] * 10,
-    "activation_sparsity_pattern": [0.0] * 10,
-    "vocab_size_per_layer_input": 97,
-    "hidden_size_per_layer_input": 8,
-    "laurel_rank": 8,
-}
+    "num_hidden_layers": 10, "layer_types": [*[SLIDING] * 4, FULL] * 2, "sliding_window": 512,
+    "num_kv_shared_layers": 5, "intermediate_size": [48] * 10, "activation_sparsity_pattern": [0.0] * 10,
+    "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
+}  # fmt: skip
 _GPT_OSS = {
     **_LOCAL_EXPERTS,
     "sliding_window": 128,
@@ -127,12 +104,9 @@ DELTA = {
 """Sizes of a gated delta rule."""
 
 MAMBA = {
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
+    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1,
     "mamba_chunk_size": 16,
-}
+}  # fmt: skip
 """Sizes of Mamba 2 layers; chunks that are shorter than the probe's."""
 
 _NO_HEAD_DIM = ("head_dim",)

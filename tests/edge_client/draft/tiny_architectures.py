@@ -18,30 +18,17 @@ Values = dict[str, float | int | bool | list[int]]
 QUANTISED_BLOCK, ROUTER = 32, "ffn_gate_inp"
 
 COMMON: Values = {
-    "context_length": 1024,
-    "embedding_length": 64,
-    "feed_forward_length": 96,
-    "block_count": 2,
-    "attention.head_count": 4,
-    "attention.head_count_kv": 2,
-    "attention.layer_norm_epsilon": 1e-5,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.freq_base": 10000.0,
-    "vocab_size": 300,
-}
+    "context_length": 1024, "embedding_length": 64, "feed_forward_length": 96, "block_count": 2,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_epsilon": 1e-5,
+    "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0, "vocab_size": 300,
+}  # fmt: skip
 EXPERTS: Values = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32}
 LATENT: Values = {
-    "attention.head_count_kv": 1,
-    "attention.q_lora_rank": 32,
-    "attention.kv_lora_rank": 32,
-    "attention.key_length": 40,
-    "attention.value_length": 32,
-    "attention.key_length_mla": 24,
-    "attention.value_length_mla": 16,
-    "rope.dimension_count": 8,
-    "leading_dense_block_count": 1,
+    "attention.head_count_kv": 1, "attention.q_lora_rank": 32, "attention.kv_lora_rank": 32,
+    "attention.key_length": 40, "attention.value_length": 32, "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16, "rope.dimension_count": 8, "leading_dense_block_count": 1,
     "expert_shared_count": 1,
-}
+}  # fmt: skip
 ARCHITECTURES: dict[str, Values] = {
     "qwen3moe": EXPERTS,
     "deepseek2": EXPERTS | LATENT,  # latent attention: values are a part of the keys

@@ -12,16 +12,9 @@ from edge_client.formats.call_syntax import Controls
 from edge_client.formats.chat_template import ChatTemplate
 
 PLAIN = (
-    "<tool_call>",
-    "</tool_call>",
-    "</parameter>",
-    "</arg_value>",
-    "<think>",
-    "</think>",
-    '"}',
-    '": "',
+    "<tool_call>", "</tool_call>", "</parameter>", "</arg_value>", "<think>", "</think>", '"}', '": "',
     "\n",
-)
+)  # fmt: skip
 """Tokens of several characters that are text."""
 
 END = "<eos>"
@@ -120,18 +113,13 @@ REAL = {
 """Files of real templates."""
 
 FAMILIES = {
-    "qwen3": "Qwen-Qwen3-0.6B@a55ee1",
-    "qwen3.5": "Qwen-Qwen3.5-0.8B",
-    "llama3.1": "meta-llama-Llama-3.1-8B-Instruct",
-    "mistral-7b": "mistralai-Mistral-7B-Instruct-v0.3",
-    "mistral-small": "unsloth-mistral-Devstral-Small-2507",
-    "gemma4": "google-gemma-4-E4B-it",
-    "gpt-oss": "openai-gpt-oss-120b",
-    "glm4.5": "zai-org-GLM-4.5-Air",
+    "qwen3": "Qwen-Qwen3-0.6B@a55ee1", "qwen3.5": "Qwen-Qwen3.5-0.8B",
+    "llama3.1": "meta-llama-Llama-3.1-8B-Instruct", "mistral-7b": "mistralai-Mistral-7B-Instruct-v0.3",
+    "mistral-small": "unsloth-mistral-Devstral-Small-2507", "gemma4": "google-gemma-4-E4B-it",
+    "gpt-oss": "openai-gpt-oss-120b", "glm4.5": "zai-org-GLM-4.5-Air",
     "deepseek-v3": "trl-internal-testing-tiny-DeepseekV3ForCausalLM-0528",
-    "deepseek-v4": "deepseek-ai-DeepSeek-V4",
-    "gemma3": "unsloth-gemma-3-270m-it",
-}
+    "deepseek-v4": "deepseek-ai-DeepSeek-V4", "gemma3": "unsloth-gemma-3-270m-it",
+}  # fmt: skip
 """A template of each notation."""
 
 needs_templates = pytest.mark.skipif(

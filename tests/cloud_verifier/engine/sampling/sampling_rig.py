@@ -14,21 +14,17 @@ PROMPT = np.array([1, 2, 2, 5], np.int32)
 GENERATED = np.array([5, 6, 6, 6, 0], np.int32)
 
 MIXED = [
-    SamplingParams(),
-    SamplingParams(repetition_penalty=1.4),
-    SamplingParams(logit_bias=((3, 4.0), (0, -9.0), (3, 1.0))),
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.4, top_k=3),
-    SamplingParams(temperature=1.0, top_k=1000),
-    SamplingParams(temperature=1.0, top_p=0.9),
-    SamplingParams(temperature=2.0, top_p=0.999),
+    SamplingParams(), SamplingParams(repetition_penalty=1.4),
+    SamplingParams(logit_bias=((3, 4.0), (0, -9.0), (3, 1.0))), SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.4, top_k=3), SamplingParams(temperature=1.0, top_k=1000),
+    SamplingParams(temperature=1.0, top_p=0.9), SamplingParams(temperature=2.0, top_p=0.999),
     SamplingParams(temperature=1.0, min_p=0.2),
     SamplingParams(temperature=1.3, top_k=40, top_p=0.7, min_p=0.01),
     SamplingParams(temperature=1.0, top_k=200, top_p=0.9999),
     SamplingParams(temperature=0.9, top_p=0.8, presence_penalty=0.6, frequency_penalty=0.2),
     SamplingParams(temperature=1.0, repetition_penalty=0.8, logit_bias=((1, 2.0),)),
     SamplingParams(temperature=5e-324, min_p=0.5),
-]
+]  # fmt: skip
 
 
 def rows_of(params: Sequence[SamplingParams]) -> list[ChoiceRow]:
