@@ -67,16 +67,6 @@ async def test_a_closed_loop_writes_every_text_once_and_right(drafts: str, polic
     assert (proposed > 0) is (drafts != "off")
 
 
-async def test_a_perfect_oracle_saves_target_steps() -> None:
-    async with verifier(step_time=0.01) as (address, _):
-        crowd = await carried_out(
-            job(address, drafts=DraftOption.parse("oracle=1"), policy="chain", numbers=(0,))
-        )
-    (run,) = crowd.runs
-    assert run.stats["target_steps"] < LENGTH
-    assert run.asked == run.right > 0
-
-
 async def test_a_text_that_is_not_the_references_is_found() -> None:
     wrong = replace(TEXTS[1], reference=(*TEXTS[1].reference[:3], 0, *TEXTS[1].reference[4:]))
     async with verifier() as (address, _):
