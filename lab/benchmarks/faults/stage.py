@@ -63,7 +63,7 @@ class Side:
     child: LoggedProcess
     link: Link
     port: int
-    up: asyncio.Event = field(default_factory=asyncio.Event)
+    up: bool = False  # it listens
     held: Counter[str] = field(default_factory=Counter)
 
     def hole(self, by: int) -> None:
@@ -108,7 +108,7 @@ class Side:
                 continue
             writer.close()
             break
-        self.up.set()
+        self.up = True
 
 
 class RealStage(Processes):
@@ -217,15 +217,14 @@ class RealStage(Processes):
             case Kind.BROKER:
                 self._go(self._lose_broker(fault))
             case Kind.FREEZE:
-                await side.up.wait()
-                side.child.send(signal.SIGSTOP)
-                self._later(fault.lasts, lambda: side.child.send(signal.SIGCONT))
+                awake = side if side.up else self._sides[1 - fault.side]
+                awake.child.send(signal.SIGSTOP)
+                self._later(fault.lasts, lambda: awake.child.send(signal.SIGCONT))
             case Kind.SLEEP:
                 self._sleep(fault)
             case Kind.KILL | Kind.DRAIN:
                 await self._one_down.acquire()
-                await side.up.wait()
-                side.up.clear()
+                side.up = False
                 side.child.send(signal.SIGCONT)
                 side.child.send(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
                 self._go(self._again(side))
@@ -283,9 +282,6 @@ class RealStage(Processes):
             await side.child.gone()
             await side.child.spawn()
             await side.until_listening()
-        except BaseException:
-            side.up.set()  # whoever waits for it learns of the failure
-            raise
         finally:
             self._one_down.release()
 
