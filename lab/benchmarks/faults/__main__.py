@@ -29,7 +29,9 @@ from lab.demo_models import TARGET_DIR
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 1 after a violation."""
     options = _parse(arguments)
-    logging.getLogger("link").setLevel(logging.ERROR)  # it warns of every verifier that is not there
+    logging.getLogger("simulator.proxy").setLevel(
+        logging.ERROR
+    )  # it warns of every verifier that is not there
     with tempfile.TemporaryDirectory(prefix="forerun-faults-") as folder:
         place = options.keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)

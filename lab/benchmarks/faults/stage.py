@@ -57,14 +57,29 @@ class FaultStage(Protocol):
 
 
 @dataclass(slots=True)
-class Side:
-    """Holds a verifier and its link. Several faults may hold a toxic; the last of them removes it."""
+class LinkFaults:
+    """Inflicts the faults of a link that pass by themselves. Several may hold a toxic; the last removes it."""
 
-    child: LoggedProcess
     link: Link
-    port: int
-    up: bool = False  # it listens
     held: Counter[str] = field(default_factory=Counter)
+
+    async def inflict(self, fault: DrawnFault) -> None:
+        """Inflict a fault until it is over."""
+        match fault.kind:
+            case Kind.LOSS:
+                await self._lose(fault)
+                return
+            case Kind.BLACK_HOLE:
+                change = self.hole
+            case Kind.HALF_OPEN:
+                change = self._half
+            case Kind.LATENCY:
+                change = self._slower
+            case _:
+                raise AssertionError(f"{fault.kind} is no fault of a link")
+        change(1)
+        await asyncio.sleep(fault.lasts)
+        change(-1)
 
     def hole(self, by: int) -> None:
         """Let the link swallow everything, or end that fault."""
@@ -75,7 +90,7 @@ class Side:
             for toxic in both_ways(Hold()):
                 self.link.remove_toxic(toxic.name)
 
-    def half(self, by: int) -> None:
+    def _half(self, by: int) -> None:
         """Let the link swallow all answers, or end that fault, and with it the connections."""
         self.held["half"] += by
         toxic = Hold(name="half", stream=LinkDirection.DOWNSTREAM)
@@ -85,7 +100,7 @@ class Side:
             self.link.cut()
             self.link.remove_toxic(toxic.name)
 
-    async def lossy(self, fault: DrawnFault) -> None:
+    async def _lose(self, fault: DrawnFault) -> None:
         """Lose packets for a while: the link stands still until each has been sent again."""
         random, ends_at = Random(fault.number), time.monotonic() + fault.lasts
         while time.monotonic() < ends_at:
@@ -94,10 +109,20 @@ class Side:
             await asyncio.sleep(random.uniform(*SENT_AGAIN))
             self.hole(-1)
 
-    def slower(self, by: int) -> None:
+    def _slower(self, by: int) -> None:
         """Make the link slow, or end that fault."""
         self.held["slow"] += by
         self.link.rtt(FAR if self.held["slow"] else 0.0)
+
+
+@dataclass(slots=True)
+class Side:
+    """Holds a verifier and its link."""
+
+    child: LoggedProcess
+    faults: LinkFaults
+    port: int
+    up: bool = False  # it listens
 
     async def until_listening(self) -> None:
         async for _ in attempts():
@@ -132,7 +157,8 @@ class RealStage(Processes):
         self._broker: asyncio.subprocess.Process | None = None
         self._sides: list[Side] = []
         self._tasks = set[asyncio.Task[None]]()
-        self._one_down, self._one_broker = asyncio.Lock(), asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None  # the verifier that was ended last
+        self._one_broker = asyncio.Lock()
         self._failure: BaseException | None = None
 
     async def _begin(self) -> None:
@@ -145,9 +171,9 @@ class RealStage(Processes):
             self._stack.push_async_callback(child.close)
             await child.spawn()
             link = await self._stack.enter_async_context(Link.to(listen, seed=number))
-            self._sides.append(Side(child, link, port))
+            self._sides.append(Side(child, LinkFaults(link), port))
         await asyncio.gather(*(side.until_listening() for side in self._sides))
-        behind = [word for side in self._sides for word in ("--verifier", str(side.link.address))]
+        behind = [word for side in self._sides for word in ("--verifier", str(side.faults.link.address))]
         how = ["--api-resume", "durable", "--service-stop-timeout", "1", "--log-level", "info", *self._draft]
         await self._start_broker()
         around = self._environment()
@@ -202,16 +228,16 @@ class RealStage(Processes):
                 await self._start_broker()
 
     async def inflict(self, fault: DrawnFault) -> None:
-        """Begin a fault. At most one verifier is down at a time: a fault waits for the one before it."""
+        """Begin a fault. At most one verifier is down at a time: one that starts is ended once more."""
         if self._failure is not None:
             raise self._failure
         side = self._sides[fault.side]
         match fault.kind:
             case Kind.RESET:
-                side.link.cut()
+                side.faults.link.cut()
             case Kind.RESET_BOTH:
                 for each in self._sides:
-                    each.link.cut()
+                    each.faults.link.cut()
             case Kind.CLOCK:
                 self._clock.write_text(f"{JUMP * (2.0 * fault.victim - 1.0):+.0f}")
             case Kind.BROKER:
@@ -223,11 +249,13 @@ class RealStage(Processes):
             case Kind.SLEEP:
                 self._sleep(fault)
             case Kind.KILL | Kind.DRAIN:
-                await self._one_down.acquire()
-                side.up = False
-                side.child.send(signal.SIGCONT)
-                side.child.send(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
-                self._go(self._again(side))
+                ended = next((each for each in self._sides if not each.up), side)
+                ended.up = False
+                ended.child.send(signal.SIGCONT)
+                ended.child.send(signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM)
+                if self._starting is not None:
+                    self._starting.cancel()
+                self._starting = self._go(self._again(ended))
             case Kind.DAEMON_KILL | Kind.DAEMON_STOP:
                 daemon = self._daemon.child
                 daemon.send(signal.SIGKILL if fault.kind is Kind.DAEMON_KILL else signal.SIGTERM)
@@ -236,22 +264,7 @@ class RealStage(Processes):
             case Kind.CLIENT_CUT:
                 raise AssertionError("a client's own")
             case _:
-                self._on_link(side, fault)
-
-    def _on_link(self, side: Side, fault: DrawnFault) -> None:
-        """Begin a fault of a link that passes by itself."""
-        match fault.kind:
-            case Kind.BLACK_HOLE:
-                side.hole(1)
-                self._later(fault.lasts, lambda: side.hole(-1))
-            case Kind.LATENCY:
-                side.slower(1)
-                self._later(fault.lasts, lambda: side.slower(-1))
-            case Kind.LOSS:
-                self._go(side.lossy(fault))
-            case Kind.HALF_OPEN:
-                side.half(1)
-                self._later(fault.lasts, lambda: side.half(-1))
+                self._go(side.faults.inflict(fault))
 
     async def settle(self) -> None:
         while self._tasks:
@@ -264,26 +277,23 @@ class RealStage(Processes):
         """Sleep as a laptop does: messages to it are lost. Half the time its connections are reset when it
         wakes, as by peers or a router that have forgotten them."""
         for side in self._sides:
-            side.hole(1)
+            side.faults.hole(1)
         self._daemon.child.send(signal.SIGSTOP)
 
         def wake() -> None:
             for side in self._sides:
-                side.hole(-1)
+                side.faults.hole(-1)
                 if fault.victim < 0.5:
-                    side.link.cut()
+                    side.faults.link.cut()
             self._daemon.child.send(signal.SIGCONT)
 
         self._later(fault.lasts, wake)
 
     async def _again(self, side: Side) -> None:
         """Start a verifier again when it has ended."""
-        try:
-            await side.child.gone()
-            await side.child.spawn()
-            await side.until_listening()
-        finally:
-            self._one_down.release()
+        await side.child.gone()
+        await side.child.spawn()
+        await side.until_listening()
 
     def _later(self, seconds: float, call: Callable[[], Any]) -> None:
         async def wait() -> None:
@@ -292,10 +302,11 @@ class RealStage(Processes):
 
         self._go(wait())
 
-    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+    def _go(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from lab.benchmarks.daemon import Reading, Told, Violation
 from lab.benchmarks.faults.draws import DrawnFault, FaultJob, Kind, draw_job
 from lab.benchmarks.faults.run import compare
-
-if TYPE_CHECKING:
-    from simulator.proxy import Link
+from lab.benchmarks.faults.stage import LinkFaults
 
 HEAD = (
     b'data: {"choices": [{"text": "%s", "finish_reason": %s}], "forerun": {"origins": [["%s", "drafted", 2]]}'
@@ -91,11 +87,11 @@ class TinyStage:
         from tests.support.ports import free_port
 
         self.address = f"127.0.0.1:{free_port()}"
-        self.links: list[Link] = []
+        self.links: list[LinkFaults] = []
         self._folder = folder
         self._stack = contextlib.AsyncExitStack()
         self._daemon = contextlib.AsyncExitStack()
-        self._tasks = set[asyncio.Task[None]]()
+        self._passing: list[asyncio.Task[None]] = []
         self.num_restarts = 0
 
     async def __aenter__(self) -> TinyStage:
@@ -104,7 +100,8 @@ class TinyStage:
 
         for _ in range(2):
             system = await self._stack.enter_async_context(running(step_time=0.004))
-            self.links.append(await self._stack.enter_async_context(Link.to(system.address)))
+            link = await self._stack.enter_async_context(Link.to(system.address))
+            self.links.append(LinkFaults(link))
         await self._start()
         return self
 
@@ -113,45 +110,21 @@ class TinyStage:
         await self._stack.aclose()
 
     async def inflict(self, struck: DrawnFault) -> None:
-        from simulator.proxy import Hold, both_ways
-
-        link = self.links[struck.side]
         match struck.kind:
-            case Kind.RESET:
-                link.cut()
-            case Kind.RESET_BOTH:
-                for each in self.links:
-                    each.cut()
-            case Kind.LATENCY:
-                link.rtt(40.0)
-                self._later(lambda: link.rtt(0.0))
-            case Kind.BLACK_HOLE:
-                link.set_toxic(*both_ways(Hold()))
-                self._later(lambda: self._heal(link))
-            case _:
+            case Kind.RESET | Kind.RESET_BOTH:
+                for each in self.links if struck.kind is Kind.RESET_BOTH else [self.links[struck.side]]:
+                    each.link.cut()
+            case Kind.DAEMON_STOP:
                 await self._daemon.aclose()
                 self.num_restarts += 1
                 await self._start()
+            case _:
+                self._passing.append(
+                    asyncio.create_task(self.links[struck.side].inflict(replace(struck, lasts=0.3)))
+                )
 
     async def settle(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _heal(self, link: Link) -> None:
-        from simulator.proxy import Hold, both_ways
-
-        for each in both_ways(Hold()):
-            if each in link.toxics:
-                link.remove_toxic(each.name)
-
-    def _later(self, call: Callable[[], object]) -> None:
-        async def wait() -> None:
-            await asyncio.sleep(0.3)
-            call()
-
-        task = asyncio.create_task(wait())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await asyncio.gather(*self._passing)
 
     async def _start(self) -> None:
         from edge_client.api.app import Api, ApiSettings
@@ -166,7 +139,7 @@ class TinyStage:
         from tests.support.tiny import VOCABULARY
 
         stack = self._daemon = contextlib.AsyncExitStack()
-        addresses = [str(link.address) for link in self.links]
+        addresses = [str(each.link.address) for each in self.links]
         verifiers = await stack.enter_async_context(Verifiers(addresses, vocabulary=VOCABULARY))
         texts = TextService(Letters(), VOCABULARY, verifiers, Seats(), TextSettings())
         defaults = Defaults(draft_name="tiny", template=TEMPLATE)
@@ -200,6 +173,8 @@ async def test_no_fault_loses_doubles_or_changes_a_token(tmp_path: Path) -> None
         Kind.RESET: 3.0,
         Kind.RESET_BOTH: 2.0,
         Kind.BLACK_HOLE: 1.0,
+        Kind.HALF_OPEN: 1.0,
+        Kind.LOSS: 1.0,
         Kind.LATENCY: 1.0,
         Kind.DAEMON_STOP: 2.0,
     }
