@@ -20,7 +20,7 @@ from pathlib import Path
 from forerun.demo_pair import DRAFT_GGUF
 from forerun.prompts import bundled
 from lab.bench.report import finish, parser_of, table
-from lab.benchmarks.faults.draws import WEIGHTS, draw_job
+from lab.benchmarks.faults.draws import RESTARTS, WEIGHTS, draw_job
 from lab.benchmarks.faults.run import Result, RunSettings, run
 from lab.benchmarks.faults.stage import RealStage
 from lab.demo_models import TARGET_DIR
@@ -56,7 +56,8 @@ async def _run(options: argparse.Namespace, folder: Path) -> Result:
         tell("verifiers and daemon serve")
         for kind in stage.lacking:
             tell(f"no faults of kind {kind}: this machine lacks the program")
-        kinds = {kind: weight for kind, weight in WEIGHTS.items() if kind not in stage.lacking}
+        factors = {**dict.fromkeys(RESTARTS, options.restarts), **dict.fromkeys(stage.lacking, 0.0)}
+        kinds = {kind: weight * factors.get(kind, 1.0) for kind, weight in WEIGHTS.items()}
         return await run(stage, jobs, replace(settings, weights=kinds), tell)
 
 
@@ -86,6 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--jobs", type=int, default=24, metavar="N", help="different texts (%(default)s)")
     option("--clients", type=int, default=6, metavar="N")
     option("--mean-gap", type=float, default=1.0, metavar="S", help="mean gap between faults (%(default)s)")
+    option("--restarts", type=float, default=1.0, metavar="X", help="factor of kills and stops (%(default)s)")
     option("--step-floor", type=float, default=15.0, metavar="MS")
     option("--target", default=str(TARGET_DIR), metavar="PATH", help="folder or GGUF file (%(default)s)")
     option("--draft", default=str(DRAFT_GGUF), metavar="FILE", help="GGUF file (%(default)s)")

@@ -52,6 +52,9 @@ WEIGHTS = {
 }
 """How often each is drawn, of 129. A verifier's start takes some 10 s of a processor, so few of those."""
 
+RESTARTS = Kind.KILL, Kind.DRAIN, Kind.DAEMON_KILL, Kind.DAEMON_STOP
+"""Faults that start a process again. Where that takes long, fewer of them leave time for texts."""
+
 LASTS = {
     Kind.BLACK_HOLE: (0.5, 6.0),
     Kind.LOSS: (0.5, 4.0),

@@ -58,7 +58,7 @@ class FaultStage(Protocol):
 
 @dataclass(slots=True)
 class LinkFaults:
-    """Inflicts the faults of a link that pass by themselves. Several may hold a toxic; the last removes it."""
+    """Inflicts the faults of a link that pass by themselves. The last that holds a toxic removes it."""
 
     link: Link
     held: Counter[str] = field(default_factory=Counter)
