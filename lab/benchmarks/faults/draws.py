@@ -82,7 +82,8 @@ class DrawnFault:
 def draw_fault(
     seed: int, number: int, mean_gap: float, weights: dict[Kind, float] | None = None
 ) -> DrawnFault:
-    """Return the fault of this number. Gaps are exponential: some faults overlap."""
+    """Return the fault of this number. Gaps are exponential: some faults overlap. With gaps below a second they
+    last for as much less, so that no more overlap."""
     random = Random(f"{seed}/fault/{number}")
     wanted = weights or WEIGHTS
     kind = random.choices(list(wanted), list(wanted.values()))[0]
@@ -92,7 +93,7 @@ def draw_fault(
         kind=kind,
         after=random.expovariate(1.0 / mean_gap),
         side=random.randrange(NUM_SIDES),
-        lasts=random.uniform(least, most),
+        lasts=random.uniform(least, most) * min(1.0, mean_gap),
         victim=random.random(),
     )
 
