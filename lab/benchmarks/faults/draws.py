@@ -82,8 +82,8 @@ class DrawnFault:
 def draw_fault(
     seed: int, number: int, mean_gap: float, weights: dict[Kind, float] | None = None
 ) -> DrawnFault:
-    """Return the fault of this number. Gaps are exponential: some faults overlap. With gaps below a second they
-    last for as much less, so that no more overlap."""
+    """Return the fault of this number. Gaps are exponential: some faults overlap. With gaps below a second
+    they last for as much less, so that no more overlap."""
     random = Random(f"{seed}/fault/{number}")
     wanted = weights or WEIGHTS
     kind = random.choices(list(wanted), list(wanted.values()))[0]
