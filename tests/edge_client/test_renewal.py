@@ -1,7 +1,5 @@
 """Laws of certificates that are renewed while verifier and edge run: nobody is restarted, no text is lost."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime
@@ -9,21 +7,21 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+import trustme
 
+from cloud_verifier.identity.server_tls import ServerTls
 from common.errors import ForerunError, UnavailableError
 from common.sampling import SamplingParams
+from edge_client.core.policies import make_policy
+from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
+from edge_client.network.client_tls import TlsSettings, explain
+from edge_client.network.generation import Generation
 from tests import wording
+from tests.support.tiny import EOS, System, generation, running
 from tests.worlds.models import target_alone
-
-if TYPE_CHECKING:
-    from cloud_verifier.identity.server_tls import ServerTls
-    from edge_client.network.channel import VerifierChannel
-    from edge_client.network.client_tls import TlsSettings
-    from edge_client.network.generation import Generation
-    from tests.support.tiny import System
 
 pytestmark = pytest.mark.grpc
 
@@ -36,8 +34,6 @@ class Authority:
     """A CA, and files of what it signs."""
 
     def __init__(self) -> None:
-        import trustme
-
         self.ca = trustme.CA()
 
     @property
@@ -79,21 +75,14 @@ class Site:
 
     @property
     def server_tls(self) -> ServerTls:
-        from cloud_verifier.identity.server_tls import ServerTls
-
         return ServerTls(*self.pair("server"), self.ca("server"))
 
     @property
     def edge_tls(self) -> TlsSettings:
-        from edge_client.network.client_tls import TlsSettings
-
         return TlsSettings(self.ca("edge"), *self.pair("edge"))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[tuple[System, VerifierChannel]]:
-        from edge_client.network.channel import VerifierChannel
-        from tests.support.tiny import running
-
         async with (
             asyncio.timeout(60),
             running(step_time=0.002, tls=self.server_tls) as system,
@@ -109,9 +98,6 @@ def site(tmp_path: Path) -> Site:
 
 async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
     """A text whose first token has come, and the rest of it."""
-    from edge_client.core.policies import make_policy
-    from tests.support.tiny import generation
-
     run = generation(channel, None, TEXT, make_policy("off"))
     pieces = aiter(run)
     await anext(pieces)
@@ -120,8 +106,6 @@ async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
 
 async def ended_well(system: System, run: Generation, pieces: Any) -> None:
     """On the stream that it began on."""
-    from tests.support.tiny import EOS
-
     async for _ in pieces:
         pass
     assert run.session.text == target_alone((1, 2, 3), TEXT, EOS)
@@ -130,15 +114,11 @@ async def ended_well(system: System, run: Generation, pieces: Any) -> None:
 
 async def asked_anew(system: System, tls: TlsSettings) -> str:
     """The model that a new edge is told."""
-    from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
-
     async with VerifierChannel(system.address, OWN_CONNECTION, tls) as channel:
         return (await channel.describe()).model
 
 
 async def test_the_verifiers_certificate_and_its_ca_are_renewed_under_a_text(site: Site) -> None:
-    from edge_client.network.client_tls import TlsSettings
-
     second = Authority()
     only_second = site.folder / "second.crt"
     put(only_second, second.pem)
@@ -198,8 +178,6 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_told(
 
 
 async def test_an_edge_whose_own_certificate_has_expired_is_told_in_words(site: Site) -> None:
-    from edge_client.network.client_tls import explain
-
     site.first.issue(*site.pair("edge"), EXPIRED)
     async with site.running() as (system, channel):
         with pytest.raises(UnavailableError):

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
+from cloud_verifier.engine.torch_loading import load_engine
 from common.sampling import SamplingParams
 from forerun.cli import main
 from lab import demo_models
+from tests.cloud_verifier.engine.tiny import SHAPE, from_config
 from tests.training.interrupted import interrupted_after
 from tests.training.logged import fill, some_prompts
+from training import heads, record, target_texts
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -21,10 +25,6 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """A tiny target with the demo pair's tokenizer."""
-    from transformers import AutoConfig
-
-    from tests.cloud_verifier.engine.tiny import SHAPE, from_config
-
     folder = tmp_path / "tiny"
     shape = {**SHAPE, "vocab_size": 3072, "eos_token_id": 0}
     from_config(AutoConfig.for_model("llama", **shape)).save_pretrained(folder)
@@ -74,8 +74,6 @@ def test_trained_exits_are_served_and_tried(
 def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
     train: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from training import record, target_texts
-
     monkeypatch.setattr(target_texts, "KEEP_EVERY", 0.0)
     monkeypatch.setattr(target_texts, "BATCH", 16)
     write = record.write_texts
@@ -103,9 +101,6 @@ def test_texts_are_kept_while_the_target_writes_and_only_for_the_same_prompts(
 def test_an_interrupted_training_goes_on_with_the_same_log_and_heads_alone(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cloud_verifier.engine.torch_loading import load_engine
-    from training import heads
-
     engine, _ = load_engine(model, 16384)
     prompts = [engine.model.tokenize(text) for text in some_prompts(48)]
     sampling = SamplingParams(max_tokens=4, ignore_eos=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cloud_verifier.engine.torch_loading import load_engine as load_torch
 from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.llama.llama_loading import LlamaOptions
 from common.errors import UserError
@@ -21,6 +22,7 @@ from schemes.training_log.records import LogKey, LogReader, LogWriter
 from tests import wording
 from tests.training.logged import fill, some_prompts
 from training.align import AlignOptions
+from training.lessons import read_lesson
 from training.logged_texts import at_temperature, is_held_out, logged_lessons
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama]
@@ -38,8 +40,6 @@ def engine_of(kind: str) -> Iterator[tuple[Any, Any]]:
         with engine.runtime:
             yield engine, lambda text: [*engine.runtime.begin_ids, *engine.runtime.tokenize(text, False)]
         return
-    from cloud_verifier.engine.torch_loading import load_engine as load_torch
-
     torch_engine, _ = load_torch(str(demo_pair.TARGET_DIR), 4096)
     yield torch_engine, lambda text: list(torch_engine.model.tokenize(text))
 
@@ -68,8 +68,6 @@ def test_another_temperature_is_told_from_the_likeliest_tokens(temperature: floa
 
 @pytest.mark.parametrize("kind", ["torch", "llama"])
 def test_lessons_are_those_that_the_target_reads(kind: str, tmp_path: Path) -> None:
-    from training.lessons import read_lesson
-
     (tmp_path / "log").mkdir()
     options = AlignOptions(log=tmp_path / "log", out=tmp_path / "out.gguf", max_tokens=10, texts=NUM_TEXTS)
     with engine_of(kind) as (engine, tokenize):

@@ -5,28 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from cloud_verifier.identity.identity import HeaderIdentity, Who
 from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
 from common.errors import Code, UserError
 from tests import wording
+from tests.support.call import Call
 
 pytestmark = pytest.mark.grpc  # `grpc` has the certificates' half of the module
 
 
-class _Entries:
-    """A call as gRPC shows it."""
-
-    def __init__(self, *values: str) -> None:
-        self._values = values
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("user-agent", "x"), *(("x-tenant", value) for value in self._values))
-
-
 def call(*values: str) -> Any:
     """One with these in the proxy's header."""
-    return _Entries(*values)
+    return Call(*values, key="x-tenant")
 
 
 def test_the_proxys_header_is_the_tenant() -> None:
@@ -43,13 +36,8 @@ def test_a_header_that_a_client_has_set_beside_the_proxys_is_refused() -> None:
         assert found.value.code is Code.UNAUTHENTICATED
 
 
-pytestmark = pytest.mark.grpc
-
-
 def files(folder: Path) -> tuple[Path, Path, Path]:
     """Certificate, key and CA."""
-    import trustme
-
     ca = trustme.CA()
     issued = ca.issue_cert("localhost")
     cert, key, roots = (folder / name for name in ("cert.pem", "key.pem", "ca.pem"))
@@ -75,8 +63,6 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 
 def test_when_a_certificate_ends_is_known(tmp_path: Path) -> None:
-    import trustme
-
     end = datetime.datetime(2040, 5, 6, tzinfo=datetime.UTC)
     cert, key, _ = files(tmp_path)
     issued = trustme.CA().issue_cert("localhost", not_after=end)
@@ -86,8 +72,6 @@ def test_when_a_certificate_ends_is_known(tmp_path: Path) -> None:
 
 
 def test_a_key_with_a_password_is_refused_and_asks_nobody(tmp_path: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-
     cert, key, _ = files(tmp_path)
     locked = serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(
         serialization.Encoding.PEM,

@@ -13,6 +13,7 @@ import pytest
 
 from cloud_verifier.core.engine_protocol import Ask, FloatArray, Offer, StepPlan
 from cloud_verifier.engine.packing import PackedStep, item_of
+from cloud_verifier.llama import llama_probe as module
 from cloud_verifier.llama.forward import LlamaForward
 from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.llama.llama_loading import LlamaOptions, load_engine, open_runtime
@@ -26,6 +27,13 @@ from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from forerun.demo_pair import DRAFT_GGUF
 from lab.benchmarks.llama_repeats import count_repeats
+from tests.edge_client.draft.tiny_architectures import (
+    ARCHITECTURES,
+    EXPERTS,
+    write_architecture,
+    write_header,
+)
+from tests.edge_client.draft.tiny_gguf import END_OF_TEXT, Fields, TinyShape, write_copy, write_tiny_gguf
 from tests.real.models import Alone
 from tests.support.served import written
 
@@ -121,8 +129,6 @@ def test_the_probe_finds_a_row_with_the_logits_of_another(
 
 
 def test_what_a_file_says_is_what_edges_hear(served: tuple[LlamaEngine, Table], tmp_path: Path) -> None:
-    from tests.edge_client.draft.tiny_gguf import END_OF_TEXT, Fields, write_copy, write_tiny_gguf
-
     info = served[0].info
     assert (info.name, info.vocab_size, info.num_slots) == (DRAFT_GGUF.stem, len(served[1]), SLOTS)
     assert info.max_positions == min(SLOTS, served[0].runtime.n_ctx_train)
@@ -149,8 +155,6 @@ def test_too_few_slots_for_the_probe_and_a_file_that_is_none_are_refused(tmp_pat
 
 
 def test_a_pass_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cloud_verifier.llama import llama_probe as module
-
     monkeypatch.setattr(module, "QUIET", 0.0)  # this machine may be busy
     file = tmp_path / "target.gguf"
     shutil.copy(DRAFT_GGUF, file)
@@ -191,8 +195,6 @@ def test_texts_and_rows_of_logits_repeat_themselves(deterministic: bool | None) 
 def test_a_target_with_an_impossible_context_length_is_refused(
     context: int, slots: int | None, tmp_path: Path
 ) -> None:
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
     path = write_tiny_gguf(tmp_path / "tiny.gguf", TinyShape(context=context))
     with pytest.raises(UserError, match=rf"tiny\.gguf.* {context} .*context_length"):
         load_engine(str(path), slots, 64, 256, ONE_THREAD)
@@ -201,8 +203,6 @@ def test_a_target_with_an_impossible_context_length_is_refused(
 def test_texts_that_cannot_repeat_themselves_are_refused_if_they_must(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from cloud_verifier.llama import llama_probe as module
-
     monkeypatch.setattr(module, "_prompts_repeat", lambda runtime, tokens: False)
     with pytest.raises(UserError, match="--deterministic"):
         load_engine(str(DRAFT_GGUF), SLOTS, 64, 256, LlamaOptions(threads=1, deterministic=True))
@@ -233,8 +233,6 @@ REFUSED: dict[str, tuple[str, dict[str, int]]] = {
 def engine_of(
     path: Path, architecture: str, *, deterministic: bool | None = None, **more: Any
 ) -> Iterator[LlamaEngine]:
-    from tests.edge_client.draft.tiny_architectures import write_architecture
-
     write_architecture(path, architecture, **more)
     options = LlamaOptions(threads=1, deterministic=deterministic)
     with open_runtime(str(path), NUM_SLOTS, 64, 256, options) as runtime:
@@ -244,8 +242,6 @@ def engine_of(
 @pytest.mark.grpc
 @pytest.mark.parametrize("architecture", REPEATING)
 async def test_an_attention_only_decoder_is_served(tmp_path: Path, architecture: str) -> None:
-    from tests.edge_client.draft.tiny_architectures import ARCHITECTURES, EXPERTS
-
     # Quantised layers around a router in f32 are the hard case.
     has_experts = ARCHITECTURES[architecture].items() >= EXPERTS.items()
     with engine_of(tmp_path / "tiny.gguf", architecture, quantised=has_experts) as engine:
@@ -286,8 +282,6 @@ def test_logits_of_other_tokens_than_asked_for_are_refused(
 def test_what_is_no_attention_only_decoder_is_refused_before_its_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from tests.edge_client.draft.tiny_architectures import write_header
-
     tried, run = list[bool](), load_trial._try
 
     def counted(settings: LlamaSettings, weights: bool, patience: float) -> None:

@@ -8,6 +8,8 @@ from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.draft.group import MemberDrafter
 from tests.edge_client.draft.test_group import ask, check_answers, group_on, worlds_on
+from tests.edge_client.draft.tiny_architectures import write_architecture
+from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.edge_client.draft.tree_world import (
     GREEDY,
     SAMPLED,
@@ -25,9 +27,6 @@ OTHERS = ("qwen3moe", "deepseek2", "gpt-oss", "gemma2", "qwen2vl", "minimax-m3")
 
 @pytest.fixture(scope="module", params=(*TINY, *OTHERS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.draft.tiny_architectures import write_architecture
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
     if request.param in TINY:
         return write_tiny_gguf(path, TinyShape(architecture=request.param))

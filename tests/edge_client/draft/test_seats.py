@@ -7,20 +7,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from common.errors import CapacityError, ForerunError, LocalError, UnavailableError
+from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
 from edge_client.core.effects import DraftRow, Expand, Expansion, MoveTip, ReadingTime, Reroot, StartDrafter
 from edge_client.draft.seats import DraftPool, PoolSeat, Turns
 from edge_client.texts.alone import AloneRun
 from tests import wording
 from tests.edge_client.draft.tree_world import check_group, exact_settings
-
-if TYPE_CHECKING:
-    from common.llama.runtime import LlamaRuntime
 
 pytestmark = pytest.mark.llama
 
@@ -29,8 +26,6 @@ LONG_WAIT = 60.0  # seconds; only a test that fails waits so long
 
 @pytest.fixture
 def runtime(model: Path) -> Iterator[LlamaRuntime]:
-    from common.llama.runtime import LlamaRuntime
-
     with LlamaRuntime(exact_settings(model, n_ctx=1024, n_seq_max=64)) as loaded:
         yield loaded
 

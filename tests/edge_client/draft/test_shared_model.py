@@ -28,6 +28,7 @@ from edge_client.texts.alone import AloneRun
 from edge_client.texts.queue import Admission
 from edge_client.texts.text_request import Writer
 from tests import wording
+from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.llama
@@ -216,8 +217,6 @@ async def test_a_newer_draft_keeps_the_second_beside_it(path: Path, tmp_path: Pa
 
 
 async def test_another_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
     other = write_tiny_gguf(tmp_path / "other.gguf", TinyShape(user_defined=("<extra>",)))
     model = SharedDraftModel(settings(path), 1, NEVER, other=OtherModel(settings(other), "cascade"))
     with pytest.raises(UserError):
@@ -276,8 +275,6 @@ class Folder:
 
 @pytest.fixture
 async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Folder]:
-    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
-
     monkeypatch.setattr("common.llama.load_trial._try", lambda settings, weights, patience: None)
     first = write_tiny_gguf(tmp_path / "first.gguf")
     second = tmp_path / "second.gguf"

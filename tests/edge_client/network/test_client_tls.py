@@ -1,7 +1,5 @@
 """Laws of encrypted connections: texts cross them, and whatever is wrong with a certificate is a sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 from collections.abc import AsyncIterator
@@ -9,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trustme
 
 from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
@@ -32,17 +31,10 @@ TEXT = SamplingParams(max_tokens=12, ignore_eos=True)
 YESTERDAY = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
-@pytest.fixture
-def papers(tmp_path: Path) -> Papers:
-    return Papers(tmp_path)
-
-
 class Papers:
     """Certificates of one CA, made when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        import trustme
-
         self.folder = folder
         self.ca = trustme.CA()
         self.ca_file = folder / "ca.pem"
@@ -56,6 +48,11 @@ class Papers:
         for index, blob in enumerate(issued.cert_chain_pems):
             blob.write_to_path(str(cert), append=index > 0)
         return cert, key
+
+
+@pytest.fixture
+def papers(tmp_path: Path) -> Papers:
+    return Papers(tmp_path)
 
 
 @contextlib.asynccontextmanager

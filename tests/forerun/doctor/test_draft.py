@@ -7,16 +7,22 @@ import pytest
 
 from common.llama.files import hash_of
 from common.llama.load_trial import ModelTrials
+from common.llama.model import LlamaSettings
+from common.llama.runtime import LlamaRuntime
+from common.sampling import SamplingParams
+from edge_client.core.effects import DraftRow, Reroot
+from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.shared_model import PARALLEL
 from edge_client.settings import DraftSection
 from forerun.doctor.device import Finding, Level
-from forerun.doctor.draft import LoadedDraft, MeasuredPair, check_draft, find_file
+from forerun.doctor.draft import LoadedDraft, MeasuredPair, check_draft, draft_steps, find_file
+from tests.edge_client.draft.tiny_gguf import TinyShape, write_copy, write_tiny_gguf
+from tests.edge_client.draft.tree_world import exact_settings
+from tests.support.tiny import running
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.edge_client.draft.tiny_gguf import write_tiny_gguf
-
     return write_tiny_gguf(tmp_path_factory.mktemp("draft") / "tiny.gguf")
 
 
@@ -59,10 +65,6 @@ def test_a_draft_that_works_is_timed(tiny: Path) -> None:
 
 @pytest.mark.llama
 def test_a_parallel_draft_says_several_tokens_a_step(tiny: Path, tmp_path: Path) -> None:
-    from common.llama.runtime import LlamaRuntime
-    from tests.edge_client.draft.tiny_gguf import write_copy
-    from tests.edge_client.draft.tree_world import exact_settings
-
     parallel = write_copy(tmp_path / "parallel.gguf", tiny, {PARALLEL: "290,291"})
     for path, levels in ((tiny, 1), (parallel, 3)):
         with LlamaRuntime(exact_settings(path)) as runtime:
@@ -80,8 +82,6 @@ def test_a_damaged_draft_ends_no_process_of_ours(tiny: Path, tmp_path: Path) -> 
 
 @pytest.mark.llama
 def test_what_a_draft_with_other_tokens_reaches_is_reported(tiny: Path, tmp_path: Path) -> None:
-    from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
-
     larger = write_tiny_gguf(tmp_path / "larger.gguf", TinyShape(num_vocab=400))
     findings, _ = findings_of(tiny, tokens=str(larger))
     assert "299 of the target's 399 tokens (75%)" in findings["translation"].words
@@ -90,8 +90,6 @@ def test_what_a_draft_with_other_tokens_reaches_is_reported(tiny: Path, tmp_path
 @pytest.mark.llama
 @pytest.mark.grpc
 async def test_another_tokenizer_is_named_by_its_first_token(tiny: Path) -> None:
-    from tests.support.tiny import running
-
     async with running() as system:
         findings, measured = await asyncio.to_thread(findings_of, tiny, system.address)
     assert findings["tokenizer"].level is Level.FAIL
@@ -122,13 +120,6 @@ def test_texts_that_take_too_long_have_a_remedy(tiny: Path, monkeypatch: pytest.
 @pytest.mark.grpc
 async def test_the_draft_is_ranked_by_the_targets_own_text(tiny: Path) -> None:
     """The walk counts how often the draft's best token is the text's: on its own greedy text, always."""
-    from common.llama.model import LlamaSettings
-    from common.llama.runtime import LlamaRuntime
-    from common.sampling import SamplingParams
-    from edge_client.core.effects import DraftRow, Reroot
-    from edge_client.draft.group import DraftGroup, MemberDrafter
-    from forerun.doctor.draft import LoadedDraft, draft_steps
-
     with LlamaRuntime(LlamaSettings(str(tiny), n_ctx=512)) as runtime:
         drafter = MemberDrafter(DraftGroup(runtime, 1))
         prompt = tuple(runtime.tokenize("the and", True))

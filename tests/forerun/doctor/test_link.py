@@ -1,7 +1,5 @@
 """A link's checks against real listeners: nobody, a stranger, a verifier, TLS right and wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses
@@ -10,9 +8,10 @@ import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import grpc
 import pytest
+import trustme
 
 from edge_client.network.client_tls import TlsSettings
 from edge_client.settings import VerifierSection
@@ -20,9 +19,7 @@ from forerun.doctor.device import Finding, Level
 from forerun.doctor.link import LinkFound, _certificate, check_link, tls_for
 from tests import wording
 from tests.support.listener import listening
-
-if TYPE_CHECKING:
-    import trustme
+from tests.support.tiny import running
 
 pytestmark = pytest.mark.grpc
 
@@ -37,8 +34,6 @@ def level(found: LinkFound, what: str) -> Level:
 
 
 async def test_a_verifier_is_measured() -> None:
-    from tests.support.tiny import running
-
     async with running() as system:
         found = await link(system.address)
     assert [each.level for each in found.findings if each.level is Level.FAIL] == []
@@ -49,8 +44,6 @@ async def test_a_verifier_is_measured() -> None:
 
 
 async def test_fewer_slots_than_positions_are_told() -> None:
-    from tests.support.tiny import running
-
     async with running(num_slots=100) as system:
         found = await link(system.address)
     assert level(found, "length") is Level.WARN
@@ -92,8 +85,6 @@ async def stranger(banner: bytes, reply: bytes, tls: ssl.SSLContext | None = Non
 @pytest.mark.parametrize("name", ["HTTP/1.1", "HTTP/1.1 over TLS", "HTTP/2", "SSH"])
 async def test_what_answers_in_place_of_a_verifier_is_named(name: str, tmp_path: Path) -> None:
     """As the login page of a hotel does, a web server at a wrong port, or any other program."""
-    import trustme
-
     tls, context = None, None
     if "TLS" in name:
         authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -110,8 +101,6 @@ async def test_what_answers_in_place_of_a_verifier_is_named(name: str, tmp_path:
 
 
 async def test_another_grpc_server_is_no_verifier() -> None:
-    import grpc
-
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -157,8 +146,6 @@ async def certificate(address: str, tls: TlsSettings | None) -> Finding:
 
 
 async def test_a_certificate_is_trusted_named_and_in_time(tmp_path: Path) -> None:
-    import trustme
-
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     tls = TlsSettings(ca=tmp_path / "ca.pem", server_name="verifier.example")
@@ -181,8 +168,6 @@ async def test_a_short_certificate_is_renewed_in_its_last_third(
     age: int, level: Level, tmp_path: Path
 ) -> None:
     """Those of `forerun certs dev` live for seven days."""
-    import trustme
-
     authority, made = trustme.CA(), datetime.now(UTC) - timedelta(days=age)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     tls = TlsSettings(ca=tmp_path / "ca.pem", server_name="verifier.example")
