@@ -10,6 +10,7 @@ from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.core.verify_session import VerifySession
 from common.acceptance import LOSSLESS, AcceptanceRule
+from common.errors import Code, ForerunError
 from common.messages import Commit, Open, Propose, pack_logprob
 from common.sampling import SamplingParams
 
@@ -121,3 +122,10 @@ def commits(effects: list[Effect]) -> list[Commit]:
 
 def ends(effects: list[Effect]) -> list[End]:
     return [effect for effect in effects if isinstance(effect, End)]
+
+
+def ended(effects: list[Effect]) -> tuple[int, type[ForerunError], Code]:
+    """The session of the only end, the class of its error and its code."""
+    (end,) = ends(effects)
+    assert end.error is not None
+    return end.session, type(end.error), end.error.code

@@ -25,7 +25,7 @@ from common.errors import (
 )
 from common.messages import Close, Commit, Drain, Finish, FinishReason, Open, Opened, Propose
 from tests import wording
-from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ends, rows, siblings
+from tests.cloud_verifier.core.bench import Bench, ask, chain, commits, ended, ends, rows, siblings
 
 
 def check_free(bench: Bench) -> None:
@@ -85,9 +85,7 @@ def test_a_draining_verifier_admits_nobody_and_goes_on_with_those_it_has() -> No
     bench.open(2)
     bench.scheduler.drain(1.5, 0.0)
     assert bench.effects() == [Reply(1, Drain(1_500_000)), Reply(2, Drain(1_500_000))]
-    (end,) = ends(bench.open(3))
-    assert isinstance(end.error, UnavailableError)
-    assert end.error.code is Code.UNAVAILABLE
+    assert ended(bench.open(3)) == (3, UnavailableError, Code.UNAVAILABLE)
     assert len(commits(bench.step())) == 2
 
 
@@ -110,10 +108,7 @@ def test_a_second_open_ends_its_stream_and_no_other() -> None:
     bench = Bench()
     bench.open(1)
     bench.open(2)
-    (end,) = ends(bench.open(1))
-    assert end.session == 1
-    assert isinstance(end.error, PeerError)
-    assert end.error.code is Code.FAILED_PRECONDITION
+    assert ended(bench.open(1)) == (1, PeerError, Code.FAILED_PRECONDITION)
     assert list(bench.scheduler.sessions) == [2]
 
 
@@ -127,9 +122,7 @@ def test_a_malformed_propose_ends_its_session_and_no_other_notices(message: Prop
     bench.open(1)
     bench.open(2)
     plan = bench.begin() if running else None
-    (end,) = ends(bench.propose(1, message))
-    assert end.session == 1
-    assert isinstance(end.error, PeerError)
+    assert ended(bench.propose(1, message))[:2] == (1, PeerError)
     if plan is not None:
         assert commits(bench.end(plan)) == commits(alone.step())
     while bench.scheduler.sessions:
@@ -393,8 +386,7 @@ def test_choices_that_do_not_fit_the_step_are_a_failed_step(choices: tuple[np.nd
     bench.open(1)
     bench.begin()
     bench.scheduler.on_step_done(StepResult(choices, ()), 1.0)
-    (end,) = ends(bench.effects())
-    assert isinstance(end.error, LocalError)
+    assert ended(bench.effects())[:2] == (1, LocalError)
     assert bench.scheduler.counters.num_failed_steps == 1
     check_free(bench)
 
@@ -410,10 +402,7 @@ def test_a_session_that_waits_too_long_ends_at_that_time() -> None:
     bench.scheduler.on_timer(14.999)
     assert bench.effects() == []
     bench.scheduler.on_timer(15.0)
-    (end,) = ends(bench.effects())
-    assert end.session == 1
-    assert isinstance(end.error, UnavailableError)
-    assert end.error.code is Code.DEADLINE_EXCEEDED
+    assert ended(bench.effects()) == (1, UnavailableError, Code.DEADLINE_EXCEEDED)
     assert bench.scheduler.next_timer_at == 17.0
 
 
@@ -656,9 +645,7 @@ def test_a_stream_without_an_open_is_ended() -> None:
     bench.scheduler.on_connect(1, 5.0)
     assert bench.scheduler.next_timer_at == 15.0
     bench.scheduler.on_timer(15.0)
-    (end,) = ends(bench.effects())
-    assert isinstance(end.error, UnavailableError)
-    assert end.error.code is Code.DEADLINE_EXCEEDED
+    assert ended(bench.effects()) == (1, UnavailableError, Code.DEADLINE_EXCEEDED)
 
 
 def test_a_stream_that_opened_left_or_broke_a_rule_is_no_longer_awaited() -> None:
@@ -680,16 +667,13 @@ def test_nothing_is_evaluated_for_a_caller_that_waits_no_longer() -> None:
     assert rows(bench.begin(5.0)) == {2: [1]}
     assert bench.scheduler.next_timer_at == 5.0
     bench.scheduler.on_timer(5.0)
-    (end,) = ends(bench.effects())
-    assert (end.session, end.error.code if end.error else None) == (1, Code.DEADLINE_EXCEEDED)
+    assert ended(bench.effects()) == (1, UnavailableError, Code.DEADLINE_EXCEEDED)
 
 
 def test_a_call_whose_deadline_has_passed_is_not_admitted() -> None:
     bench = Bench()
     bench.scheduler.on_open(1, ask(), 5.0, Caller(deadline_at=5.0))
-    (end,) = ends(bench.effects())
-    assert end.error is not None
-    assert end.error.code is Code.DEADLINE_EXCEEDED
+    assert ended(bench.effects()) == (1, UnavailableError, Code.DEADLINE_EXCEEDED)
     assert bench.scheduler.counters.num_refused == {"DEADLINE_EXCEEDED": 1}
 
 
@@ -748,8 +732,7 @@ def test_a_row_that_never_fits_ends_its_session() -> None:
     bench.open(1)
     bench.begin()
     bench.scheduler.on_step_failed(CapacityError("no memory"), 0.0)
-    (end,) = ends(bench.effects())
-    assert isinstance(end.error, CapacityError)
+    assert ended(bench.effects())[:2] == (1, CapacityError)
     check_free(bench)
 
 

@@ -36,7 +36,6 @@ from common.wire.codec import (
     MAX_US,
     decode_request,
     decode_response,
-    decode_sampling,
     encode_request,
     encode_response,
     encode_sampling,
@@ -195,12 +194,6 @@ def test_responses_come_back_as_they_were(message: ServerMessage) -> None:
     assert decode_response(pb.SessionResponse.FromString(wire)) == message
 
 
-@given(SAMPLING)
-def test_sampling_parameters_come_back_bit_for_bit(sampling: SamplingParams) -> None:
-    wire = encode_sampling(sampling).SerializeToString()
-    assert decode_sampling(pb.Sampling.FromString(wire)) == sampling
-
-
 def test_absent_fields_mean_the_defaults_of_the_dataclasses() -> None:
     bare = pb.SessionRequest(open=pb.Open(prompt=[7]))
     assert decode_request(bare) == Open(prompt=(7,), sampling=SamplingParams(), fingerprint=b"")
@@ -212,15 +205,10 @@ def test_default_sampling_costs_nothing() -> None:
     assert encode_sampling(SamplingParams()).SerializeToString() == b""
 
 
-@given(st.binary(max_size=200))
-def test_no_bytes_break_decoding(wire: bytes) -> None:
-    take(wire)
-
-
 ENCODED: st.SearchStrategy[Message] = REQUEST.map(encode_request) | RESPONSE.map(encode_response)
 
 
-@given(ENCODED, st.integers(0, 1000), st.integers(0, 255), st.binary(max_size=40))
+@given(ENCODED, st.integers(0, 1000), st.integers(0, 255), st.binary(max_size=200))
 def test_no_damaged_message_breaks_decoding_in_either_direction(
     message: Message, place: int, byte: int, tail: bytes
 ) -> None:

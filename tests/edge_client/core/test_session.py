@@ -503,32 +503,29 @@ def test_what_the_draft_has_not_read_is_counted() -> None:
     assert session.view.num_unread == 1
 
 
-def test_a_text_that_cannot_be_read_before_its_end_is_not_drafted_and_the_mode_says_why() -> None:
+def reading(length: int, max_tokens: int, **config: int) -> tuple[EdgeSession, list[Effect]]:
+    """A session just begun whose prompt is so long, at 6 ms a token, and what it did."""
     pace = DraftTimes()
     for _ in range(20):
-        pace.reads.sample(4000, 24.0)
-    long = replace(CONFIG, prompt=(7,) * 4000, sampling=SamplingParams(max_tokens=100))
+        pace.reads.sample(length, 0.006 * length)
+    long = replace(CONFIG, prompt=(7,) * length, sampling=SamplingParams(max_tokens=max_tokens), **config)  # type: ignore[arg-type]  # fields vary by case
     session = EdgeSession(long, chain(), pace=pace)
     session.start(0.0)
-    effects = session.effects()
+    return session, session.effects()
+
+
+def test_a_text_that_cannot_be_read_before_its_end_is_not_drafted_and_the_mode_says_why() -> None:
+    _, effects = reading(4000, 100)
     assert not [each for each in effects if isinstance(each, Expand)]
     (told,) = [each for each in effects if isinstance(each, ChangeMode)]
     assert told.standing.mode is Mode.SERVER_ONLY
     assert "4" in told.standing.why
-
-    kept = EdgeSession(replace(long, num_read=3990), chain(), pace=pace)
-    kept.start(0.0)
-    assert [each for each in kept.effects() if isinstance(each, Expand)]
+    _, kept = reading(4000, 100, num_read=3990)
+    assert [each for each in kept if isinstance(each, Expand)]
 
 
 def test_while_a_long_prompt_is_read_the_mode_says_so() -> None:
-    pace = DraftTimes()
-    for _ in range(20):
-        pace.reads.sample(1000, 6.0)
-    long = replace(CONFIG, prompt=(7,) * 1000, sampling=SamplingParams(max_tokens=2000))
-    session = EdgeSession(long, chain(), pace=pace)
-    session.start(0.0)
-    effects = session.effects()
+    session, effects = reading(1000, 2000)
     assert [each.standing.mode for each in effects if isinstance(each, ChangeMode)] == [Mode.SERVER_ONLY]
     session.on_message(Opened(999, 32), 0.1)
     session.on_drafted([Expansion(1, (5,), (0.0,))], 6.0, ReadingTime(999, 6.0))
