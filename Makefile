@@ -207,7 +207,7 @@ $(AGENTS_STAMP): $(CLIENTS)/agents/package.json
 # Each script names its own client with the exact version, and the day whose registry holds all that it needs. Two use
 # what is in .venv.
 $(CLIENTS_STAMP): export UV_CACHE_DIR := $(VENV)/clients
-$(CLIENTS_STAMP): $(wildcard $(CLIENTS)/python/*.py $(CLIENTS)/agents/*.py)
+$(CLIENTS_STAMP): $(wildcard $(CLIENTS)/python/*.py $(CLIENTS)/agents/*.py $(CLIENTS)/suites/*.py)
 	@echo "forerun: installing Python clients"
 	@for script in $(filter-out %/cases.py %/openai_sdk.py %/anthropic_sdk.py,$^); do \
 		$(BIN)/uv sync --quiet --python $(BIN)/python --script $$script || exit 1; \

@@ -79,6 +79,9 @@ ERRORS = {
 THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """Details of an error, after which Anthropic's clients send whole conversations instead of `thread`."""
 
+NOT_HERE = dict.fromkeys(("container", "stop_details"))
+"""A message's fields that only Anthropic's servers fill."""
+
 
 class AnthropicMessages(Dialect):
     """Reads and forms `/v1/messages`. A response has one text."""
@@ -125,7 +128,7 @@ class AnthropicMessages(Dialect):
         return [
             {
                 "type": "message_delta",
-                "delta": {"stop_reason": reason, "stop_sequence": stopped_by},
+                "delta": {**NOT_HERE, "stop_reason": reason, "stop_sequence": stopped_by},
                 "usage": usage_json(usage),
                 "forerun": end.ours,
             },
@@ -136,9 +139,9 @@ class AnthropicMessages(Dialect):
         ((message, end),) = choices
         content = list[Json]()
         if message.thought:
-            content.append({**_thinking(message.thought), "signature": self.heading.id})
+            content.append({"type": "thinking", "thinking": message.thought, "signature": self.heading.id})
         if message.text.strip():
-            content.append({"type": "text", "text": message.text})
+            content.append({"type": "text", "text": message.text, "citations": None})
         content += [self._call(at, call.name, call.arguments) for at, call in enumerate(message.calls)]
         return {**self._message(content, *self._reason(end, usage), usage), "forerun": end.ours}
 
@@ -168,6 +171,7 @@ class AnthropicMessages(Dialect):
             "stop_reason": reason,
             "stop_sequence": stopped_by,
             "usage": usage_json(usage),
+            **NOT_HERE,
         }
 
     def _reason(self, end: ChoiceEnd, usage: Usage) -> tuple[str, str | None]:
@@ -192,7 +196,7 @@ class AnthropicMessages(Dialect):
             case ContentAdded():
                 return self._text(part.text)
             case ReasoningAdded() if part.text:
-                begun = self._begin("thinking", {**_thinking(""), "signature": ""})
+                begun = self._begin("thinking", {"type": "thinking", "thinking": "", "signature": ""})
                 return [*begun, self._delta("thinking_delta", thinking=part.text)]
             case CallBegun():
                 call = self._call(part.index, part.name, "")
@@ -212,7 +216,8 @@ class AnthropicMessages(Dialect):
         self._space = "" if is_open or text.strip() else text
         if not text or self._space:
             return []
-        return [*self._begin("text", {"type": "text", "text": ""}), self._delta("text_delta", text=text)]
+        begun = self._begin("text", {"type": "text", "text": "", "citations": None})
+        return [*begun, self._delta("text_delta", text=text)]
 
     def _begin(self, kind: str, block: Json) -> list[Json]:
         """Return the events that begin a block, unless it is open."""
@@ -239,17 +244,13 @@ class AnthropicMessages(Dialect):
 
     def _call(self, index: int, name: str, arguments: str) -> Json:
         """Return a tool call. Arguments that the text's end cut off are left out."""
-        identity = f"toolu_{self.base}_{index}"
         return {
             "type": "tool_use",
-            "id": identity,
+            "id": f"toolu_{self.base}_{index}",
             "name": name,
             "input": arguments_object(arguments) or {},
+            "caller": {"type": "direct"},
         }
-
-
-def _thinking(text: str) -> Json:
-    return {"type": "thinking", "thinking": text}
 
 
 def usage_json(usage: Usage) -> Json:
@@ -260,6 +261,7 @@ def usage_json(usage: Usage) -> Json:
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.text,
         "output_tokens_details": {"thinking_tokens": usage.reasoning},
+        **dict.fromkeys(("cache_creation", "inference_geo", "server_tool_use", "service_tier")),
     }
 
 
@@ -304,12 +306,10 @@ def _make_chat(fields: Fields, output: Fields, messages: list[Json], tools: Tool
 
 def _read_schema(fields: Fields, name: str) -> Json | None:
     """Read the JSON schema that the whole text must match."""
-    given = fields.object(name)
-    if given is None:
+    if (given := fields.object(name)) is None:
         return None
     _read_kind(given, ("json_schema",))
-    schema = given.schema("schema")
-    return schema
+    return given.schema("schema")
 
 
 def _read_tools(fields: Fields) -> tuple[list[Tool], dict[str, Tool]]:

@@ -82,7 +82,7 @@ class Responses(Dialect):
             fields.object("text") or Fields({}),
         )
         grammar, form = read_format(text.object("format"), "text.format")
-        chat = make_chat(fields, items, tools.tools, reasoning.get("effort", ""))
+        chat = make_chat(fields, items, tools.tools, reasoning.get("effort") or "")
         asked = read_asked(fields, chat, _read_logprobs(fields))
         if asked.revise:
             words = "forerun.revise is not supported here; use /v1/chat/completions"
@@ -91,7 +91,7 @@ class Responses(Dialect):
             **_told(fields, asked),
             "max_output_tokens": read_limit(fields, "max_output_tokens") or asked.max_tokens or None,
             "parallel_tool_calls": tools.tools.parallel,
-            "reasoning": {**reasoning, "summary": None} if reasoning else None,
+            "reasoning": reasoning or None,
             "text": {"format": form},
             "tools": tools.told,
         }
@@ -374,12 +374,12 @@ def _sampling(sampling: SamplingParams) -> Json:
 
 
 def _read_reasoning(fields: Fields) -> Json:
-    """Return how much is to be reasoned. Summaries are not written: the reasoning itself is shown."""
+    """Return how much is to be reasoned. No summary is written, as `auto` allows: the reasoning is shown."""
     given = fields.object("reasoning")
     if given is None:
         return {}
-    effort = given.text("effort", longest=32)
-    return {"effort": effort} if effort else {}
+    effort, summary = given.text("effort", longest=32), given.any("summary")
+    return {"effort": effort or None, "summary": "auto" if summary == "auto" else None}
 
 
 def _read_logprobs(fields: Fields) -> int | None:

@@ -128,11 +128,11 @@ class ScriptedTarget(TargetEngine):
 
 
 @contextlib.asynccontextmanager
-async def scripted(script: Script, template: str = TEMPLATE) -> AsyncIterator[str]:
-    """Serve a daemon until the block ends. Yields HOST:PORT; its token is `TOKEN`, its model `MODEL`."""
+async def scripted(script: Script, template: str = TEMPLATE, model: str = MODEL) -> AsyncIterator[str]:
+    """Serve a daemon until the block ends. Yields HOST:PORT; its token is `TOKEN`."""
     vocabulary = Vocabulary(TABLE)
     info = TargetInfo(
-        MODEL,
+        model,
         len(TABLE),
         NUM_SLOTS,
         NUM_SLOTS,

@@ -95,12 +95,13 @@ async def test_sampling_is_honoured() -> None:
             body = await found.chat(**sampling | ({"logit_bias": bias} if bias else {}))
             assert body["choices"][0]["message"]["content"] == alone(**sampling)
         signed = await found.chat(temperature=1.0, seed=-2)
-        drawn = [await found.chat(temperature=1.0, seed=-1) for _ in range(2)]
+        free: dict[str, Any] = {"temperature": 2.0, "max_tokens": 40, "ignore_eos": True}
+        drawn = [await found.chat(**free, seed=seed) for seed in (-1, -1, None, None)]
     assert signed["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=2**64 - 2)
-    seeds = [body["forerun"]["seed"] for body in drawn]
-    assert seeds[0] != seeds[1]
-    for body, seed in zip(drawn, seeds, strict=True):
-        assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=seed)
+    seeds = {body["forerun"]["seed"]: body["choices"][0]["message"]["content"] for body in drawn}
+    assert len(seeds) == len(set(seeds.values())) == 4
+    assert all(0 <= seed < 2**53 for seed in seeds)  # which JavaScript reads as they are
+    assert seeds == {seed: alone(**free, seed=seed) for seed in seeds}
 
 
 ADVICE = SamplingDefaults(temperature=1.2, top_k=4, top_p=0.9, min_p=0.05, repetition_penalty=1.4)
@@ -144,24 +145,10 @@ async def test_the_targets_defaults_can_be_switched_off_and_are_none_of_the_draf
     assert body["choices"][0]["message"]["content"] == alone(temperature=1.0, seed=5)
 
 
-async def test_the_same_seed_gives_the_same_text_and_none_a_new_one() -> None:
-    async with world() as found:
-        seeded = [await found.chat(temperature=1.0, seed=5) for _ in range(2)]
-        free = [await found.chat(temperature=2.0, max_tokens=40, ignore_eos=True) for _ in range(2)]
-    assert seeded[0]["choices"] == seeded[1]["choices"]
-    assert free[0]["forerun"]["seed"] != free[1]["forerun"]["seed"]
-    assert free[0]["choices"] != free[1]["choices"]
-    assert all(0 <= each["forerun"]["seed"] < 2**53 for each in free)  # which JavaScript reads as they are
-    again = alone(temperature=2.0, max_tokens=40, ignore_eos=True, seed=free[0]["forerun"]["seed"])
-    assert free[0]["choices"][0]["message"]["content"] == again
-
-
-async def test_a_completion_of_minus_one_token_fills_the_slots_and_one_without_a_number_does_not() -> None:
+async def test_a_completion_of_minus_one_token_fills_the_slots() -> None:
     async with world(num_slots=100) as found:
         full = await found.complete(ignore_eos=True, max_tokens=-1)
-        usual = await found.complete(ignore_eos=True, max_tokens=None)
     assert full["usage"]["total_tokens"] == 100 - 16
-    assert usual["usage"]["completion_tokens"] == 16
 
 
 async def test_without_a_number_a_text_may_fill_the_slots_where_there_are_fewer_than_positions() -> None:

@@ -287,6 +287,8 @@ PARTS: list[MessagePart] = [
     CallBegun(1, "g"), ArgumentsAdded(1, ""), ArgumentsAdded(1, "{}"),
 ]  # fmt: skip
 
+ABSENT = {"container": None, "stop_details": None}
+
 
 def assembled(chunks: Sequence[Json]) -> list[Json]:
     """The blocks that a client puts together. Asserts the order of events."""
@@ -332,7 +334,7 @@ def test_parts_become_blocks() -> None:
     assert len({each["id"] for each in blocks[2:]}) == 2
     assert chunks[0]["message"]["usage"]["input_tokens"] == 10
     last = chunks[-2]
-    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, **ABSENT}
     usage = last["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (6, 4, 8)
     assert last["forerun"] == ENDED.ours
@@ -351,7 +353,7 @@ def test_parts_become_blocks() -> None:
 def test_why_a_text_ended(finish: StopReason, stopped_by: str | None, num_tokens: int, reason: str) -> None:
     end, usage = ChoiceEnd(finish, stopped_by, {}), Usage(prompt=1, text=num_tokens)
     delta = streamed(formed(), [], end, usage)[-2]["delta"]
-    assert delta == {"stop_reason": reason, "stop_sequence": stopped_by}
+    assert delta == {"stop_reason": reason, "stop_sequence": stopped_by, **ABSENT}
     assert formed().whole([(Message(), end)], usage)["stop_reason"] == reason
 
 
@@ -374,8 +376,3 @@ def test_errors_have_anthropics_types(status: int, kind: str) -> None:
     told = AnthropicMessages.error(ApiError(status, "words"))
     assert told == {"type": "error", "error": {"type": kind, "message": "words"}}
     assert formed().failed(ApiError(status, "words")) == [told]
-
-
-def test_a_conversation_that_is_too_long_is_told_in_the_words_that_clients_shorten_it_after() -> None:
-    error = ApiError(400, "words", code="context_length_exceeded")
-    assert AnthropicMessages.error(error)["error"]["message"].startswith("prompt is too long: ")

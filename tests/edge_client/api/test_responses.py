@@ -187,13 +187,14 @@ async def test_a_response_has_all_fields_of_open_responses_with_the_values_that_
     async with world() as found:
         found.describe(sampling_defaults=SamplingDefaults(temperature=0.5, top_p=0.9))
         response = await create(found, temperature=None, tools=[SHELL], reasoning={"effort": "low"})
-        own = await create(found, temperature=0, top_p=0.3)
+        own = await create(found, temperature=0, top_p=0.3, reasoning={"summary": "auto"})
     for name, types in REQUIRED.items():
         assert isinstance(response[name], types), name
     assert (response["temperature"], response["top_p"]) == (0.5, 0.9)
     assert (own["temperature"], own["top_p"]) == (0, 0.3)
     assert set(response["tools"][0]) >= {"type", "name", "description", "parameters", "strict"}
-    assert set(response["reasoning"]) == {"effort", "summary"}
+    assert response["reasoning"] == {"effort": "low", "summary": None}
+    assert own["reasoning"] == {"effort": None, "summary": "auto"}
 
 
 def test_a_response_says_when_it_was_complete() -> None:
