@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from cloud_verifier.identity.server_tls import ServerTls
 from common.errors import ForerunError, UnavailableError
@@ -20,6 +19,7 @@ from edge_client.network.channel import OWN_CONNECTION, VerifierChannel
 from edge_client.network.client_tls import TlsSettings, explain
 from edge_client.network.generation import Generation
 from tests import wording
+from tests.support.papers import Papers, put
 from tests.support.tiny import EOS, System, generation, running
 from tests.worlds.models import target_alone
 
@@ -27,30 +27,8 @@ pytestmark = pytest.mark.grpc
 
 TEXT = SamplingParams(max_tokens=60, ignore_eos=True)
 LATER = datetime.datetime(2041, 1, 1, tzinfo=datetime.UTC)
+HOST = "127.0.0.1"
 EXPIRED = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-
-
-class Authority:
-    """A CA, and files of what it signs."""
-
-    def __init__(self) -> None:
-        self.ca = trustme.CA()
-
-    @property
-    def pem(self) -> bytes:
-        return bytes(self.ca.cert_pem.bytes())
-
-    def issue(self, cert: Path, key: Path, expires: datetime.datetime | None = None) -> None:
-        issued = self.ca.issue_cert("127.0.0.1", not_after=expires)
-        put(key, issued.private_key_pem.bytes())
-        put(cert, b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-
-
-def put(path: Path, content: bytes) -> None:
-    """In place of what is there, whole."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(content)
-    new.replace(path)
 
 
 @dataclass
@@ -58,12 +36,12 @@ class Site:
     """A verifier with mTLS and an edge, and the files of both."""
 
     folder: Path
-    first: Authority
+    first: Papers
 
     def __post_init__(self) -> None:
         for side in ("server", "edge"):
             (self.folder / side).mkdir()
-            self.first.issue(*self.pair(side))
+            self.first.issue(HOST, pair=self.pair(side))
             put(self.ca(side), self.first.pem)
 
     def pair(self, side: str) -> tuple[Path, Path]:
@@ -93,7 +71,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
-    return Site(tmp_path, Authority())
+    return Site(tmp_path, Papers(tmp_path))
 
 
 async def begun(channel: VerifierChannel) -> tuple[Generation, Any]:
@@ -119,15 +97,13 @@ async def asked_anew(system: System, tls: TlsSettings) -> str:
 
 
 async def test_the_verifiers_certificate_and_its_ca_are_renewed_under_a_text(site: Site) -> None:
-    second = Authority()
-    only_second = site.folder / "second.crt"
-    put(only_second, second.pem)
+    second = Papers(site.folder / "second")
     async with site.running() as (system, channel):
         run, pieces = await begun(channel)
-        second.issue(*site.pair("server"))
+        second.issue(HOST, pair=site.pair("server"))
         with pytest.raises(UnavailableError):  # it trusts the first CA alone
             await asked_anew(system, site.edge_tls)
-        own = TlsSettings(only_second, *site.pair("edge"))
+        own = TlsSettings(second.ca_file, *site.pair("edge"))
         assert await asked_anew(system, own) == "tiny"
         put(site.ca("edge"), site.first.pem + second.pem)
         assert (await channel.describe()).model == "tiny", "over a new connection, which trusts both"
@@ -137,13 +113,13 @@ async def test_the_verifiers_certificate_and_its_ca_are_renewed_under_a_text(sit
 
 async def test_an_edges_certificate_is_renewed_under_a_text(site: Site) -> None:
     """The CA of clients is another from now on: who shows a certificate of the one before is not let in."""
-    second = Authority()
+    second = Papers(site.folder / "second")
     async with site.running() as (system, channel):
         run, pieces = await begun(channel)
         put(site.ca("server"), second.pem)
         with pytest.raises(ForerunError):
             await asked_anew(system, site.edge_tls)
-        second.issue(*site.pair("edge"))
+        second.issue(HOST, pair=site.pair("edge"))
         assert (await channel.describe()).model == "tiny"
         assert await asked_anew(system, site.edge_tls) == "tiny"
         await ended_well(system, run, pieces)
@@ -171,14 +147,14 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_told(
         wording.keep(words[1])
         assert "canary" not in caplog.text
         put(site.ca("edge"), site.first.pem)
-        site.first.issue(cert, key, LATER)
+        site.first.issue(HOST, LATER, (cert, key))
         system.server.lifecycle.look()
         assert await asked_anew(system, site.edge_tls) == "tiny"
         assert system.worker.snapshot().trust.expires_at == LATER.timestamp() != old
 
 
 async def test_an_edge_whose_own_certificate_has_expired_is_told_in_words(site: Site) -> None:
-    site.first.issue(*site.pair("edge"), EXPIRED)
+    site.first.issue(HOST, EXPIRED, site.pair("edge"))
     async with site.running() as (system, channel):
         with pytest.raises(UnavailableError):
             await channel.describe()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from cryptography.hazmat.primitives import serialization
 
 from cloud_verifier.identity.identity import HeaderIdentity, Who
@@ -13,6 +12,7 @@ from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
 from common.errors import Code, UserError
 from tests import wording
 from tests.support.call import Call
+from tests.support.papers import Papers
 
 pytestmark = pytest.mark.grpc  # `grpc` has the certificates' half of the module
 
@@ -38,19 +38,13 @@ def test_a_header_that_a_client_has_set_beside_the_proxys_is_refused() -> None:
 
 def files(folder: Path) -> tuple[Path, Path, Path]:
     """Certificate, key and CA."""
-    ca = trustme.CA()
-    issued = ca.issue_cert("localhost")
-    cert, key, roots = (folder / name for name in ("cert.pem", "key.pem", "ca.pem"))
-    issued.cert_chain_pems[0].write_to_path(str(cert))
-    issued.private_key_pem.write_to_path(str(key))
-    ca.cert_pem.write_to_path(str(roots))
-    return cert, key, roots
+    papers = Papers(folder)
+    return *papers.issue("localhost", pair=(folder / "cert.pem", folder / "key.pem")), papers.ca_file
 
 
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     cert, key, roots = files(tmp_path)
     assert ServerTls(cert, key, roots).read().expires_at > 0
-    (tmp_path / "other").mkdir()
     other_key = files(tmp_path / "other")[1]
     for tls in (
         ServerTls(tmp_path / "none.pem", key),
@@ -64,11 +58,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 def test_when_a_certificate_ends_is_known(tmp_path: Path) -> None:
     end = datetime.datetime(2040, 5, 6, tzinfo=datetime.UTC)
-    cert, key, _ = files(tmp_path)
-    issued = trustme.CA().issue_cert("localhost", not_after=end)
-    issued.private_key_and_cert_chain_pem.write_to_path(str(cert))
-    issued.private_key_pem.write_to_path(str(key))
-    assert LiveServerTls(ServerTls(cert, key)).expires_at == end.timestamp()
+    pair = Papers(tmp_path).issue("localhost", end)
+    assert LiveServerTls(ServerTls(*pair)).expires_at == end.timestamp()
 
 
 def test_a_key_with_a_password_is_refused_and_asks_nobody(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import trustme
 
 from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
@@ -21,6 +20,7 @@ from edge_client.network.client_tls import LiveClientTls, TlsSettings
 from edge_client.network.member import Health
 from edge_client.network.verifiers import Verifiers
 from tests import wording
+from tests.support.papers import Papers
 from tests.support.tiny import EOS, TABLE, VOCABULARY, generation, running
 from tests.support.waiting import until
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
@@ -29,25 +29,6 @@ pytestmark = pytest.mark.grpc
 
 TEXT = SamplingParams(max_tokens=12, ignore_eos=True)
 YESTERDAY = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-
-
-class Papers:
-    """Certificates of one CA, made when they are asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ca = trustme.CA()
-        self.ca_file = folder / "ca.pem"
-        self.ca.cert_pem.write_to_path(str(self.ca_file))
-
-    def issue(self, *names: str, expires: datetime.datetime | None = None) -> tuple[Path, Path]:
-        """Certificate and key."""
-        issued = self.ca.issue_cert(*names, not_after=expires)
-        cert, key = (self.folder / f"{names[0]}.{kind}" for kind in ("pem", "key"))
-        issued.private_key_pem.write_to_path(str(key))
-        for index, blob in enumerate(issued.cert_chain_pems):
-            blob.write_to_path(str(cert), append=index > 0)
-        return cert, key
 
 
 @pytest.fixture
@@ -98,7 +79,6 @@ async def test_a_name_of_its_own_may_be_asked_of_the_certificate(papers: Papers)
 
 
 async def test_a_certificate_that_is_not_trusted_is_told(papers: Papers, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
     other = Papers(tmp_path / "other")
     async with serving(*papers.issue("localhost")) as address:
         wording.keep(await refusal(address, TlsSettings(other.ca_file)))
@@ -108,7 +88,6 @@ async def test_a_certificate_that_is_not_trusted_is_told(papers: Papers, tmp_pat
 
 
 async def test_a_verifier_that_asks_who_one_is_is_told(papers: Papers, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
     stranger = Papers(tmp_path / "other").issue("edge.device")
     async with serving(*papers.issue("localhost"), papers.ca_file) as address:
         wording.keep(await refusal(address, TlsSettings(papers.ca_file)))
