@@ -313,21 +313,6 @@ def test_without_a_draft_model_it_drafts_from_an_index_and_after_a_restart_from_
         assert warm["target_steps"] < 0.5 * cold["target_steps"]
 
 
-def test_commands_find_it_and_its_files_are_its_owners_alone(daemon: Daemon, places: dict[str, str]) -> None:
-    for path, mode in (
-        (daemon.state, 0o700),
-        (daemon.state / "token", 0o600),
-        (daemon.state / "edge.pid", 0o600),
-    ):
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-    words = [sys.executable, "-m", "forerun", "edge", "status", "--json"]
-    asked = subprocess.run(
-        words, env={**os.environ, **places}, capture_output=True, timeout=PATIENCE, check=True, text=True
-    )
-    assert json.loads(asked.stdout)
-    assert daemon.address in asked.stdout
-
-
 def test_status_tells_what_there_is(daemon: Daemon, verifier: str) -> None:
     status = daemon.get("/v1/status")
     assert status["mode"] == "ahead"
