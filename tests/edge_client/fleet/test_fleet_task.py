@@ -43,10 +43,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 async def test_a_device_is_born_changes_and_says_goodbye_when_it_stops(world: World) -> None:
-    from tests.edge_client.fleet.world import STATUS
-
     daemon = Daemon()
-    async with world.operator(STATUS) as operator:
+    async with world.operator() as operator:
         async with world.device(daemon) as fleet:
             await operator.until(1)
             daemon.state = daemon.state | {"mode": "server-only", "draft": "/home/ann/love letters.gguf"}
@@ -75,8 +73,6 @@ asyncio.run(main())
 
 
 async def test_a_device_that_is_killed_is_reported_offline_by_its_will(world: World) -> None:
-    from tests.edge_client.fleet.world import STATUS
-
     folder = world.folder / "child"
     folder.mkdir()
     child = subprocess.Popen(  # noqa: ASYNC220  # starting it is quick
@@ -84,11 +80,11 @@ async def test_a_device_that_is_killed_is_reported_offline_by_its_will(world: Wo
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     try:
-        async with world.operator(STATUS) as operator:
+        async with world.operator() as operator:
             await operator.until(1)
             child.send_signal(signal.SIGKILL)
             await operator.until(2)
-        async with world.operator(STATUS) as late:  # it is retained
+        async with world.operator() as late:  # it is retained
             await late.until(1)
         states = [each["state"] for each in operator.presences + late.presences]
         assert states == ["online", "offline", "offline"]
@@ -98,18 +94,14 @@ async def test_a_device_that_is_killed_is_reported_offline_by_its_will(world: Wo
 
 
 async def test_figures_have_their_beat(world: World) -> None:
-    from tests.edge_client.fleet.world import STATUS
-
-    async with world.operator(STATUS) as operator, world.device(telemetry_interval=1.0):
+    async with world.operator() as operator, world.device(telemetry_interval=1.0):
         await operator.until(3)
     assert [each["tokens"] for each in operator.presences[:3]] == [7, 7, 7]
 
 
 async def test_a_signed_document_is_applied_reported_and_kept_over_a_restart(world: World) -> None:
-    from tests.edge_client.fleet.world import STATUS
-
     daemon, again = Daemon(), Daemon()
-    async with world.operator(STATUS) as operator:
+    async with world.operator() as operator:
         await operator.publish(world.document(settings=CHAIN, kill=Kill.HALT))
         async with world.device(daemon):
             await until(lambda: any(each.get("applied") == 1 for each in operator.presences))
@@ -137,8 +129,6 @@ def test_a_key_that_cannot_be_read_is_refused(world: World, key: str) -> None:
 
 
 async def test_a_broker_that_dies_and_comes_back_finds_its_device_again(world: World) -> None:
-    from tests.edge_client.fleet.world import STATUS
-
     async with world.device() as fleet:
         await until(lambda: fleet.status()["connected"])
         world.broker.kill()
@@ -146,7 +136,7 @@ async def test_a_broker_that_dies_and_comes_back_finds_its_device_again(world: W
         world.broker.start()
         await until(lambda: fleet.status()["connected"])
         assert fleet.status()["error"] == ""
-        async with world.operator(STATUS) as operator:
+        async with world.operator() as operator:
             await operator.until(1)
             assert operator.presences[-1]["state"] == "online"
 

@@ -79,9 +79,9 @@ class World:
 
     @contextlib.asynccontextmanager
     async def operator(self, *topics: str) -> AsyncIterator[Operator]:
-        """Connect an operator that listens to these topics, or to all."""
+        """Connect an operator that listens to these topics, or to the status of the device."""
         async with connected(self.settings, "operator") as client:
-            for place in topics or ("forerun/v1/#",):
+            for place in topics or (STATUS,):
                 await subscribe(client, place)
             operator = Operator(client)
             listening = asyncio.create_task(operator.listen())
