@@ -31,7 +31,7 @@ from edge_client.api.text_streams import TextStreams
 from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError, api_error, log_refusal, stopping, too_long, wrong
 from edge_client.formats.dialect import SSE, Dialect
-from edge_client.formats.dialects import DIALECTS, error_body
+from edge_client.formats.dialects import PATHS, error_body
 from edge_client.formats.fields import MAX_DEPTH, Fields, is_too_deep
 from edge_client.formats.json_text import well_formed
 from edge_client.formats.responses import Responses
@@ -120,9 +120,9 @@ class Api:
             ("GET", "/metrics", self._metrics_page),
             ("GET", "/openapi.json", _openapi),
             ("GET", "/v1/status", _telling(self._status)),
-            *(("GET", path, self._models) for path in ("/v1/models", "/v1/models/")),
+            *(("GET", path, self._models) for path in ("/v1/models", "/v1/models/", "/models")),
             ("GET", "/v1/models/{name:path}", self._model),
-            *(("POST", dialect.path, partial(self._text, dialect)) for dialect in DIALECTS),
+            *(("POST", path, partial(self._text, dialect)) for path, dialect in PATHS.items()),
             ("POST", f"{Responses.path}/input_tokens", partial(self._count_tokens, Responses)),
             (
                 "POST",

@@ -83,7 +83,7 @@ def anthropic_card(name: str, longest: int) -> Json:
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": "1970-01-01T00:00:00Z",  # Anthropic's value for an unknown time
+        "created_at": UNTOLD_TIME,  # as Anthropic's API for an unknown time
         "lifecycle": "active",
         "max_input_tokens": longest or None,
         "max_tokens": longest or None,
@@ -180,13 +180,12 @@ def _context(service: TextEndpoints) -> Json:
 
 
 def _ollama_entry(name: str, service: TextEndpoints) -> Json:
-    digest = service.texts.vocabulary.fingerprint.hex()
     return {
         "name": name,
         "model": name,
         "modified_at": UNTOLD_TIME,
         "size": 0,
-        "digest": digest,
+        "digest": service.texts.vocabulary.fingerprint.hex(),
         "details": _details(),
     }
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 UNSUPPORTED = {
-    "use /v1/completions": ("/completion", "/generate", "/generate_stream", "/v1/complete"),
-    "use /v1{path}; a client's base URL ends in /v1": (
-        "/chat/completions",
-        "/completions",
-        "/responses",
-        "/models",
-    ),
+    "use /v1/completions": ("/generate", "/generate_stream", "/v1/complete"),
+    "use /v1/completions, or /completion as of llama-server": ("/completions",),
     "use /v1/chat/completions; this client adds /v1 to its base URL by itself": ("/v1/v1/chat/completions",),
     "use /v1/messages; this client adds /v1 to its base URL by itself": ("/v1/v1/messages",),
     "use /v1/models and /v1/status": (

@@ -6,14 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edge_client.api.endpoints import (
-    DEFAULT,
-    FIRST_WORD,
-    LATEST,
-    TextEndpoints,
-    is_default,
-    unknown_model,
-)
+from edge_client.api.endpoints import DEFAULT, FIRST_WORD, LATEST, TextEndpoints, is_default, unknown_model
 from edge_client.texts.text_request import Writer
 from edge_client.texts.text_service import TextService
 

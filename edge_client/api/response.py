@@ -15,13 +15,7 @@ from edge_client.formats.detokenizer import TextSpan, TokenOrigin, Words
 from edge_client.formats.dialect import SSE, ChoiceEnd, Dialect, Heading, StopReason, Usage
 from edge_client.formats.dialects import BY_NAME
 from edge_client.formats.json_text import json_text
-from edge_client.formats.message import (
-    ContentAdded,
-    Message,
-    MessageForm,
-    MessagePart,
-    arguments_object,
-)
+from edge_client.formats.message import ContentAdded, Message, MessageForm, MessagePart, arguments_object
 from edge_client.formats.message_reader import MessageReader
 from edge_client.texts.events import AnswerEvent, Json, TextAdded, origins_of
 from edge_client.texts.queue import QueuePlace

@@ -26,6 +26,7 @@ from edge_client.formats.parsed_request import (
     CallRule,
     ChatPrompt,
     ParsedRequest,
+    Prompt,
     Tool,
     Tools,
     make_chat,
@@ -187,15 +188,7 @@ class Completion(_OpenAi):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        prompt = fields.any("prompt")
-        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-            prompt = prompt[0]
-        if not isinstance(prompt, str | list) or prompt == []:
-            raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
-        if isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt):
-            raise wrong(
-                "prompt", "several prompts in one request are not supported; send one request for each"
-            )
+        prompt: Prompt = read_prompt(fields)
         if suffix := fields.text("suffix", longest=MAX_TEXT):
             if not isinstance(prompt, str):
                 raise wrong("suffix", "suffix needs a prompt that is a string")
@@ -229,6 +222,18 @@ class Completion(_OpenAi):
             offset += len(each.text)
         self._offsets[choice] = offset
         return told
+
+
+def read_prompt(fields: Fields) -> str | list[Any]:
+    """Read the text, or its token ids, that is to be continued."""
+    prompt = fields.any("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if not isinstance(prompt, str | list) or prompt == []:
+        raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
+    if isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt):
+        raise wrong("prompt", "several prompts in one request are not supported; send one request for each")
+    return prompt
 
 
 def read_chat(fields: Fields) -> ChatPrompt:

@@ -349,8 +349,7 @@ def _read_stream_options(fields: Fields, stream: bool) -> bool:
         return False
     if not stream:
         raise wrong("stream_options", "stream_options needs stream: true")
-    include_usage = options.flag("include_usage")
-    return include_usage
+    return options.flag("include_usage")
 
 
 def read_format(given: Fields | None, param: str, within: str = "") -> tuple[str, dict[str, Any]]:

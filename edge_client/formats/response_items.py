@@ -96,19 +96,15 @@ class _ItemReader:
         self._names[identity] = name
         last = self._last()
         if last is None:
-            last = {"role": "assistant", "content": ""}
-            self.messages.append(last)
+            self.messages.append(last := {"role": "assistant", "content": ""})
         last.setdefault("tool_calls", []).append(
             tool_call(identity, name, {INPUT: text} if is_custom else text)
         )
 
     def _output(self, item: Fields) -> None:
         identity = item.text("call_id", longest=MAX_ID)
-        message = {
-            "role": "tool",
-            "content": read_content(item, "output", is_result=True),
-            "tool_call_id": identity,
-        }
+        content = read_content(item, "output", is_result=True)
+        message = {"role": "tool", "content": content, "tool_call_id": identity}
         if name := self._names.get(identity):
             message["name"] = name
         self.messages.append(message)

@@ -76,11 +76,8 @@ class Responses(Dialect):
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
         items, kept = read_items(fields, fields.text("instructions", longest=MAX_TEXT))
-        tools, reasoning, text = (
-            ReadTools(fields),
-            _read_reasoning(fields),
-            fields.object("text") or Fields({}),
-        )
+        tools, reasoning = ReadTools(fields), _read_reasoning(fields)
+        text = fields.object("text") or Fields({})
         grammar, form = read_format(text.object("format"), "text.format")
         chat = make_chat(fields, items, tools.tools, reasoning.get("effort") or "")
         asked = read_asked(fields, chat, _read_logprobs(fields))

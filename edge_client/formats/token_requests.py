@@ -54,11 +54,9 @@ def read_tokenize(fields: Fields) -> TokenizeRequest:
 
 def tokens_json(asked: TokenizeRequest, words: Words, tokens: tuple[int, ...]) -> Json:
     """Return the response with these tokens."""
-    pieces = (
-        [{"id": token, "piece": _piece(words.piece(token))} for token in tokens] if asked.pieces else None
-    )
+    pieces = [{"id": token, "piece": _piece(words.piece(token))} for token in tokens if asked.pieces]
     strings = {"token_strs": [spelled(words, [token]) for token in tokens]} if asked.strings else {}
-    return {"tokens": list(tokens) if pieces is None else pieces, "count": len(tokens), **strings}
+    return {"tokens": pieces or list(tokens), "count": len(tokens), **strings}
 
 
 def read_detokenize(fields: Fields) -> list[Any]:

@@ -123,6 +123,10 @@ MESSAGES = {
 GOOD: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [CHAT],
     "/v1/completions": [{"prompt": "abc", "max_tokens": 4, "logprobs": 2, "n": 2, **SAMPLING}],
+    "/completion": [
+        {"prompt": "abc", "n_predict": 4, "response_fields": ["content", "timings/prompt_n"], **SAMPLING},
+        {"prompt": [1, 2], "n_predict": -1, "return_tokens": True, "stop": ["ab"]},
+    ],
     "/infill": [
         {
             "input_prefix": "ab",
@@ -181,5 +185,6 @@ HELD: dict[str, list[dict[str, Any]]] = {
         {"messages": FORMED["messages"], "repeat_penalty": 1.1, "forerun": {"regex": "[ab]+"}},
         {"messages": FORMED["messages"], "forerun": {"grammar": 'start: "a"'}},
     ],
+    "/completion": [{"prompt": "abc", "n_predict": 4, "json_schema": SCHEMA}],
 }
 """Likewise, of texts that a grammar holds, which not every target can write."""

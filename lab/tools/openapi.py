@@ -19,7 +19,7 @@ from edge_client.formats.anthropic import AnthropicMessages
 from edge_client.formats.api_error import ApiError
 from edge_client.formats.detokenizer import TextSpan
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Heading, Json, StopReason, Usage
-from edge_client.formats.dialects import DIALECTS, error_body
+from edge_client.formats.dialects import DIALECTS, PATHS, error_body
 from edge_client.formats.fields import Fields
 from edge_client.formats.message import (
     ArgumentsAdded,
@@ -42,7 +42,7 @@ def _reader(dialect: type[Dialect]) -> Callable[[Fields], object]:
 BODIES = {path: [*bodies, *HELD.get(path, ())] for path, bodies in GOOD.items()}
 TEXTS = {each: _reader(each) for each in DIALECTS}
 READERS: Mapping[str, Callable[[Fields], object]] = {
-    **{each.path: read for each, read in TEXTS.items()},
+    **{path: TEXTS[each] for path, each in PATHS.items()},
     f"{AnthropicMessages.path}/count_tokens": TEXTS[AnthropicMessages],
     f"{Responses.path}/input_tokens": TEXTS[Responses],
     **dict.fromkeys(("/tokenize", "/v1/tokenize"), read_tokenize),
@@ -278,7 +278,7 @@ def _operation(method: str, path: str, summary: str) -> Json:
         told["security"] = []
     if parameters:
         told["parameters"] = [{**each, "schema": {"type": "string"}} for each in parameters]
-    dialect = next((each for each in DIALECTS if each.path == path), None) if method == "POST" else None
+    dialect = PATHS.get(path) if method == "POST" else None
     if method == "POST":
         name = dialect.name if dialect is not None else _name(path)
         told["requestBody"] = {

@@ -75,6 +75,23 @@ async def test_editors_get_the_fields_that_they_read() -> None:
     assert chosen["timings/prompt_n"] + chosen["tokens_cached"] == len(PROMPT)
 
 
+async def test_a_continuation_of_llama_server_is_that_of_completions() -> None:
+    """By a text and by token ids, whole and streamed; `n_predict` -1 is as much as fits."""
+    async with world() as found:
+        body = {"prompt": "abc", "n_predict": 5, "ignore_eos": True, "return_tokens": True, **SAMPLED}
+        told = (await found.client.post("/completion", json=body)).json()
+        streamed = (await found.client.post("/completion", json={**body, "stream": True})).text
+        same = await found.complete("abc", max_tokens=5, ignore_eos=True, **SAMPLED)
+        most = (await found.client.post("/completion", json={"prompt": "abc", "n_predict": -1})).json()
+    events = events_of(f"{streamed}data: [DONE]\n")  # which llama-server sends to OpenAI's clients only
+    assert told["content"] == same["choices"][0]["text"] == "".join(each["content"] for each in events)
+    assert told["tokens"] == [token for each in events for token in each["tokens"]]
+    assert (told["stop_type"], events[-1]["stop"]) == ("limit", True)
+    assert len(told["tokens"]) == told["timings"]["predicted_n"] == 5
+    assert most["stop_type"] in ("eos", "limit")
+    assert most["tokens"] == []
+
+
 async def test_reading_files_ahead_shows_no_text() -> None:
     """llama.vim sends its files with `n_predict` 0 in the background."""
     async with world(endpoints=Filling) as found:
@@ -102,6 +119,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/infill", {"n_predict": "all"}, "n_predict"),
     ("/infill", {"grammar": "root ::= [a-z]"}, "grammar"),
     ("/infill", {"input_prefix": "a" * 9000}, "input_prefix"),
+    ("/completion", {"n_predict": 3}, "prompt"),
+    ("/completion", {"prompt": ["a", "b"]}, "prompt"),
+    ("/completion", {"prompt": "a", "n_probs": 2}, "n_probs"),
 ]
 
 

@@ -82,7 +82,7 @@ async def test_a_path_of_another_server_says_what_to_do_whatever_the_method() ->
 
 
 def test_advice_names_the_path_that_a_client_should_use() -> None:
-    assert "/v1/chat/completions" in advice("/chat/completions")
+    assert "/v1/completions" in advice("/completions")
     assert not advice("/v1/responses/resp_1")
     assert not advice("/")
 
