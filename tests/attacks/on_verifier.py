@@ -89,7 +89,7 @@ async def forged_tokens(stage: VerifierStage) -> None:
     """Tokens that are expired, foreign, unsigned or signed with what everybody knows."""
     assert stage.town is not None, "the stage asks for tokens"
     async with stage.channel(TlsSettings(stage.town.folder / "ca.crt")) as channel:
-        for name, (make, _, _) in BAD_TOKENS.items():
+        for name, (make, _) in BAD_TOKENS.items():
             metadata = (("authorization", f"Bearer {make(stage.town)}"),)
             status = await told(channel, stage.opening(tokens=2), metadata=metadata)
             expect(status.code in REFUSED, f"a call whose token was {name} was answered {status.code.name}")

@@ -20,6 +20,7 @@ from common.sampling import SamplingParams
 from tests.support.tiny import EOS, VOCABULARY
 from tests.worlds.models import VOCAB, TinyTarget, target_alone
 
+INFO = TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint)
 SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
@@ -36,10 +37,9 @@ class Faulty(TinyTarget):
 
 
 def worker_with(fault: Callable[[StepPlan], Exception | None]) -> Worker:
-    info = TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint)
-    engine = Faulty(info)
+    engine = Faulty(INFO)
     engine.fault = fault
-    return Worker(engine, VerifyScheduler(info))
+    return Worker(engine, VerifyScheduler(INFO))
 
 
 class Slow(TinyTarget):
@@ -47,8 +47,7 @@ class Slow(TinyTarget):
 
     def __init__(self, info: TargetInfo) -> None:
         super().__init__(info)
-        self.may_answer = threading.Event()
-        self.prepared = threading.Event()
+        self.may_answer, self.prepared = threading.Event(), threading.Event()
 
     def check_grammar(self, request: Open) -> None:
         assert self.may_answer.wait(20)
@@ -57,16 +56,11 @@ class Slow(TinyTarget):
         self.prepared.set()
 
 
-def slow_worker(clock: Callable[[], float]) -> tuple[Worker, Slow]:
-    info = TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint)
-    engine = Slow(info)
-    return Worker(engine, VerifyScheduler(info), clock), engine
-
-
 async def test_an_open_that_was_held_says_for_how_long() -> None:
     """Else the edge takes the time in which a grammar was read for the network's."""
     now = 10.0
-    worker, engine = slow_worker(lambda: now)
+    engine = Slow(INFO)
+    worker = Worker(engine, VerifyScheduler(INFO), lambda: now)
     request = Open((1, 2), replace(SAMPLING, grammar="2"), VOCABULARY.fingerprint)
     key, queue = worker.connect()
     checking = asyncio.create_task(worker.check(key, request))
@@ -89,7 +83,7 @@ def test_a_process_that_goes_does_not_wait_for_what_grammars_need() -> None:
             go_on.wait(10)
 
     async def main() -> None:
-        engine = Busy(TargetInfo("tiny", VOCAB, 512, 400, EOS, VOCABULARY.fingerprint))
+        engine = Busy(INFO)
         heartbeat = asyncio.create_task(Worker(engine, VerifyScheduler(engine.info)).run())
         assert await asyncio.to_thread(engine.prepared.wait, 20)
         heartbeat.cancel()

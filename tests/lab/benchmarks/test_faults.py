@@ -9,10 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from edge_client.api.app import Api, ApiSettings
+from edge_client.api.endpoints import Defaults, TextEndpoints
+from edge_client.api.listening import Listening
+from edge_client.api.pairs import Pairs
+from edge_client.api.security import Gate
+from edge_client.network.verifiers import Verifiers
+from edge_client.texts.resume import Journal
+from edge_client.texts.text_service import TextService, TextSettings
 from lab.benchmarks.daemon import Reading, Told, Violation
 from lab.benchmarks.faults.draws import DrawnFault, FaultJob, Kind, draw_job
-from lab.benchmarks.faults.run import compare
+from lab.benchmarks.faults.run import RunSettings, compare, run
 from lab.benchmarks.faults.stage import LinkFaults
+from simulator.proxy import Link
+from tests.edge_client.api.world import TEMPLATE, Letters, Seats
+from tests.support.ports import free_port
+from tests.support.tiny import VOCABULARY, running
 
 HEAD = (
     b'data: {"choices": [{"text": "%s", "finish_reason": %s}], "forerun": {"origins": [["%s", "drafted", 2]]}'
@@ -84,8 +96,6 @@ class TinyStage:
     process. Verifiers stay; the daemon is stopped and made anew over the same journal."""
 
     def __init__(self, folder: Path) -> None:
-        from tests.support.ports import free_port
-
         self.address = f"127.0.0.1:{free_port()}"
         self.links: list[LinkFaults] = []
         self._folder = folder
@@ -95,9 +105,6 @@ class TinyStage:
         self.num_restarts = 0
 
     async def __aenter__(self) -> TinyStage:
-        from simulator.proxy import Link
-        from tests.support.tiny import running
-
         for _ in range(2):
             system = await self._stack.enter_async_context(running(step_time=0.004))
             link = await self._stack.enter_async_context(Link.to(system.address))
@@ -127,47 +134,28 @@ class TinyStage:
         await asyncio.gather(*self._passing)
 
     async def _start(self) -> None:
-        from edge_client.api.app import Api, ApiSettings
-        from edge_client.api.endpoints import Defaults, TextEndpoints
-        from edge_client.api.listening import Listening
-        from edge_client.api.pairs import Pairs
-        from edge_client.api.security import Gate
-        from edge_client.network.verifiers import Verifiers
-        from edge_client.texts.resume import Journal
-        from edge_client.texts.text_service import TextService, TextSettings
-        from tests.edge_client.api.world import TEMPLATE, Letters, Seats
-        from tests.support.tiny import VOCABULARY
-
         stack = self._daemon = contextlib.AsyncExitStack()
         addresses = [str(each.link.address) for each in self.links]
         verifiers = await stack.enter_async_context(Verifiers(addresses, vocabulary=VOCABULARY))
         texts = TextService(Letters(), VOCABULARY, verifiers, Seats(), TextSettings())
-        defaults = Defaults(draft_name="tiny", template=TEMPLATE)
-        api = Api(
-            Pairs(TextEndpoints(texts, defaults)),
-            ApiSettings(Gate()),
-            dict,
-            lambda: "",
-            None,
-            Journal(self._folder),
-        )
+        pairs = Pairs(TextEndpoints(texts, Defaults(draft_name="tiny", template=TEMPLATE)))
+        api = Api(pairs, ApiSettings(Gate()), dict, lambda: "", None, Journal(self._folder))
         stack.push_async_callback(api.streams.close)
         await stack.enter_async_context(Listening(api.app, self.address, grace=0, before=api.streams.go_on))
 
 
 def tiny_job(number: int) -> FaultJob:
     """In the tiny target's letters."""
-    body = {**draw_job(3, number, ("abc", "fed", "bead")).body, "max_tokens": 150, "ignore_eos": True}
+    job = draw_job(3, number, ("abc", "fed", "bead"))
+    body = {**job.body, "max_tokens": 150, "ignore_eos": True}
     body |= {"stop": ["abab"]} if "stop" in body else {}
-    return FaultJob(number, draw_job(3, number, ("abc", "fed", "bead")).path, body)
+    return FaultJob(number, job.path, body)
 
 
 @pytest.mark.slow
 @pytest.mark.api
 @pytest.mark.grpc
 async def test_no_fault_loses_doubles_or_changes_a_token(tmp_path: Path) -> None:
-    from lab.benchmarks.faults.run import RunSettings, run
-
     weights = {
         Kind.CLIENT_CUT: 3.0,
         Kind.RESET: 3.0,
