@@ -74,7 +74,7 @@ class LlamaCompletion(Dialect):
             "timings": _timings(end.ours, usage),
             "forerun": end.ours,
         }
-        return last if shown is None else _selected(last, shown)
+        return _selected(last, shown) if shown else last
 
     def _tokens(self, spans: Sequence[TextSpan]) -> list[int]:
         return [span.token for span in spans if span.token is not None and self.heading.form["tokens"]]
@@ -100,8 +100,7 @@ class InfillCompletion(LlamaCompletion):
 def _read(fields: Fields, prompt: Prompt, tokens: bool = False) -> ParsedRequest:
     shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
     number = fields.whole("n_predict", -1, -2, MOST)
-    form: Json = {"hidden": number == 0, "tokens": tokens and number != 0}
-    form["shown"] = shown if fields.has("response_fields") else None
+    form = {"hidden": number == 0, "tokens": tokens and number != 0, "shown": shown}
     own: Json = {"max_tokens": max(number, 1) if number >= 0 else None, "n_predict": None}
     return read_asked(fields.having(**own, **ONE_TEXT), prompt, form=form)
 
@@ -111,12 +110,16 @@ def _read_extra(fields: Fields) -> ExtraFile:
 
 
 def _timings(ours: Mapping[str, Any], usage: Usage) -> Json:
-    """Return llama-server's figures. The prompt's time is that of the first token, queues included."""
-    first, rest = ours["first_token_ms"], max(0.0, ours["elapsed_ms"] - ours["first_token_ms"])
+    """Return llama-server's figures. The prompt's time is that of the first token, queues included, which is
+    left out of the pace of the others."""
+    first = ours["first_token_ms"]
+    rest = round(max(0.0, ours["elapsed_ms"] - first), 3)
     return {
         "cache_n": usage.cached,
+        "prompt_n": usage.prompt - usage.cached,
         **_pace("prompt", usage.prompt - usage.cached, first),
-        **_pace("predicted", usage.text, rest),
+        "predicted_n": usage.text,
+        **_pace("predicted", usage.text - 1, rest),
         "draft_n": ours["proposed"],
         "draft_n_accepted": ours["accepted"],
     }
@@ -124,10 +127,9 @@ def _timings(ours: Mapping[str, Any], usage: Usage) -> Json:
 
 def _pace(name: str, count: int, took: float) -> Json:
     return {
-        f"{name}_n": count,
-        f"{name}_ms": round(took, 3),
-        f"{name}_per_token_ms": round(took / count, 3) if count else 0.0,
-        f"{name}_per_second": round(1e3 * count / took, 3) if took else 0.0,
+        f"{name}_ms": took,
+        f"{name}_per_token_ms": took / count if count > 0 else 0.0,
+        f"{name}_per_second": 1e3 * count / took if count > 0 and took else 0.0,
     }
 
 

@@ -65,6 +65,7 @@ async def test_editors_get_the_fields_that_they_read() -> None:
     assert told["stop"] is True
     assert told["truncated"] is False
     assert told["tokens_predicted"] == told["timings"]["predicted_n"] == 3
+    assert told["timings"]["predicted_per_second"] == pytest.approx(2e3 / told["timings"]["predicted_ms"])
     assert told["stop_type"] == "limit"
     assert told["tokens_evaluated"] == len(PROMPT)
     assert {"prompt_n", "prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second"} <= set(
@@ -82,7 +83,8 @@ async def test_a_continuation_of_llama_server_is_that_of_completions() -> None:
         told = (await found.client.post("/completion", json=body)).json()
         streamed = (await found.client.post("/completion", json={**body, "stream": True})).text
         same = await found.complete("abc", max_tokens=5, ignore_eos=True, **SAMPLED)
-        most = (await found.client.post("/completion", json={"prompt": "abc", "n_predict": -1})).json()
+        own = {"prompt": "abc", "n_predict": -1, "response_fields": []}
+        most = (await found.client.post("/completion", json=own)).json()
     events = events_of(f"{streamed}data: [DONE]\n")  # which llama-server sends to OpenAI's clients only
     assert told["content"] == same["choices"][0]["text"] == "".join(each["content"] for each in events)
     assert told["tokens"] == [token for each in events for token in each["tokens"]]
