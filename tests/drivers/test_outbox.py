@@ -1,7 +1,19 @@
 """Laws of an outbox: all that is put in comes out in order, and commits that waited together come as one."""
 
+import pytest
+
 from cloud_verifier.core.effects import End
-from cloud_verifier.server.outbox import FULL, LEAST_TOKENS, LOGPROB_BYTES, TOKEN_BYTES, Outbox, joined
+from cloud_verifier.server.outbox import (
+    FULL,
+    LEAST_TOKENS,
+    LOGPROB_BYTES,
+    MESSAGE_BURST,
+    MESSAGE_RATE,
+    TOKEN_BYTES,
+    Outbox,
+    Pace,
+    joined,
+)
 from common.messages import Commit, Drain, Finish, FinishReason, Opened, TokenLogprobs
 from common.wire.bounds import MAX_COMMIT_TOKENS
 
@@ -75,3 +87,15 @@ async def test_tokens_of_one_step_never_fill_the_outbox() -> None:
     assert told == [True]
     await outbox.get()
     assert told == [True, False]
+
+
+# A flood of messages waits; an edge does not.
+
+
+def test_messages_of_a_flood_wait_and_those_of_an_edge_do_not() -> None:
+    pace = Pace(0.0)
+    assert [pace.take(number * 0.01) for number in range(5000)] == [0.0] * 5000, "a hundred a second"
+    waits = [pace.take(50.0) for _ in range(MESSAGE_BURST + 1000)]
+    assert waits[: MESSAGE_BURST - 1] == [0.0] * (MESSAGE_BURST - 1)
+    assert waits[-1] == pytest.approx(1000 / MESSAGE_RATE)
+    assert pace.take(100.0) == 0.0, "after a pause"
