@@ -194,21 +194,21 @@ class TextEndpoints:
         return wrong(error.param or "prompt", f"{error} {words}", error.code)
 
     async def _spec(self, dialect: type[Dialect], body: dict[str, Any]) -> ResponseSpec:
-        asked, prompt, message = await self._read(dialect, body)
+        asked, prompts, message = await self._read(dialect, body)
         if isinstance(asked.prompt, ChatPrompt) and (asked.prompt.tools.callable or asked.sampling.grammar):
             asked = await asyncio.to_thread(self._held, asked, asked.prompt.tools, message)
         references = await self._references(asked) if asked.speculate else ()
-        return self._response(dialect, asked, prompt, message, references)
+        return self._response(dialect, asked, prompts, message, references)
 
     async def count_tokens(self, dialect: type[Dialect], body: dict[str, Any]) -> int:
-        """Return the tokens of a request's prompt. Raises `ApiError` or `ForerunError`."""
-        _, prompt, _ = await self._read(dialect, body)
-        return len(prompt)
+        """Return the tokens of a request's prompts. Raises `ApiError` or `ForerunError`."""
+        _, prompts, _ = await self._read(dialect, body)
+        return sum(map(len, prompts))
 
     async def _read(
         self, dialect: type[Dialect], body: dict[str, Any]
-    ) -> tuple[ParsedRequest, tuple[int, ...], MessageForm]:
-        """Read a request's body, its prompt in tokens, and how its text is read."""
+    ) -> tuple[ParsedRequest, list[tuple[int, ...]], MessageForm]:
+        """Read a request's body, its prompts in tokens, and how its texts are read."""
         fields = Fields(body)
         asked = dialect.parse(fields)
         if self.texts.verifiers.best() is None:
@@ -220,7 +220,11 @@ class TextEndpoints:
             given, ends = await self._fill(given, dialect.param)
             stops = tuple(dict.fromkeys((*sampling.stop_token_ids, *ends)))
             asked = replace(asked, sampling=replace(sampling, stop_token_ids=stops))
-        return asked, *await self.prompt(given, dialect.param)
+        if not isinstance(given, tuple):
+            prompt, message = await self.prompt(given, dialect.param)
+            return asked, [prompt], message
+        read = [await self.prompt(each, f"{dialect.param}[{at}]") for at, each in enumerate(given)]
+        return asked, [prompt for prompt, _ in read], MessageForm()
 
     def nothing(self, dialect: type[Dialect], body: dict[str, Any]) -> dict[str, Any]:
         """Return the response to a request for no text. Raises `ApiError` for an unknown model."""
@@ -415,7 +419,7 @@ class TextEndpoints:
         self,
         dialect: type[Dialect],
         asked: ParsedRequest,
-        prompt: tuple[int, ...],
+        prompts: Sequence[tuple[int, ...]],
         message: MessageForm,
         references: tuple[tuple[int, ...], ...] = (),
     ) -> ResponseSpec:
@@ -425,13 +429,13 @@ class TextEndpoints:
         self._check_grammar(asked.sampling.grammar)
         self._check_token_ids(asked.sampling)
         defaults = self.defaults
-        limit = self._limit(len(prompt), asked.max_tokens, dialect, writer)
+        limits = [self._limit(len(prompt), asked.max_tokens, dialect, writer) for prompt in prompts]
         advised = {} if writer is Writer.DRAFT else self.sampling_defaults()
         advised = {name: value for name, value in advised.items() if name in asked.left_out}
         identity, told = dialect.prefix + secrets.token_hex(12), self.texts.verifiers.best()
         request = TextRequest(
-            prompt=prompt,
-            sampling=replace(asked.sampling, max_tokens=limit, **advised),
+            prompt=prompts[0],
+            sampling=replace(asked.sampling, max_tokens=limits[0], **advised),
             id=identity,
             writer=Writer.TARGET if writer is Writer.SPLIT and not asked.speculate else writer,
             stops=asked.stops,
@@ -446,10 +450,11 @@ class TextEndpoints:
             target="" if told is None else target_name(told.model),
         )
         form = dialect.drawn_by(asked.form, request.sampling)
+        texts = [text for text in zip(prompts, limits, strict=True) for _ in range(asked.n)]
         return ResponseSpec(
             dialect,
             Heading(identity, int(self._wall()), name, self._system_fingerprint(), form),
-            tuple(_another(request, number) for number in range(asked.n)),
+            tuple(_another(request, number, *text) for number, text in enumerate(texts)),
             message,
             asked.client,
             asked.origins,
@@ -509,12 +514,13 @@ def is_default(name: str) -> bool:
     return name.removesuffix(LATEST) in SYNONYMS or name.startswith(ANTHROPICS)
 
 
-def _another(request: TextRequest, number: int) -> TextRequest:
-    """Return the request of a further choice: with another seed, derived from the first one's."""
+def _another(request: TextRequest, number: int, prompt: tuple[int, ...], limit: int) -> TextRequest:
+    """Return the request of a choice: after the first with another seed, derived from the first one's."""
     if not number:
         return request
-    sampling = replace(request.sampling, seed=(request.sampling.seed + number) & MAX_SEED)
-    return replace(request, id=f"{request.id}-{number}", sampling=sampling)
+    seed = (request.sampling.seed + number) & MAX_SEED
+    sampling = replace(request.sampling, seed=seed, max_tokens=limit)
+    return replace(request, prompt=prompt, id=f"{request.id}-{number}", sampling=sampling)
 
 
 def _check_ids(tokens: list[Any], size: int, param: str) -> None:

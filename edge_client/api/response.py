@@ -32,7 +32,7 @@ class ResponseSpec:
 
     kind: type[Dialect]
     heading: Heading
-    requests: tuple[TextRequest, ...]  # one for each choice, with one prompt
+    requests: tuple[TextRequest, ...]  # one for each choice, those of one prompt together
     message: MessageForm
     client: str
     origins: bool  # show every token's writer; the device's own tokens always show it
@@ -40,6 +40,12 @@ class ResponseSpec:
     ended: frozenset[int] = frozenset()  # choices whose end was sent by an earlier run
     pair: str = ""  # of draft model and verifiers
     asked_at: float | None = None  # when the request arrived, by the texts' clock; None: when it begins
+
+    @property
+    def n(self) -> int:
+        """Return the choices of each prompt."""
+        n: int = self.heading.form.get("n", 1)
+        return n
 
     def dialect(self, words: Words) -> Dialect:
         """Return a new former of this response."""
@@ -83,6 +89,7 @@ class _Choice:
     """Holds one text of a response while it is written."""
 
     reader: MessageReader
+    prompt_read: asyncio.Event = field(default_factory=asyncio.Event)
     message: Message = field(default_factory=Message)
     end: ChoiceEnd | None = None
     usage: Usage | None = None  # at its end
@@ -123,7 +130,6 @@ class ResponseWriter:
     ) -> None:
         self._texts, self._spec, self._dialect, self._send = texts, spec, dialect, send
         self.choices = [_Choice(MessageReader(spec.message)) for _ in spec.requests]
-        self._prompt_read = asyncio.Event()  # by the first text, so the others find it in the prefix cache
 
     async def write(self, places: Sequence[QueuePlace] = (), *, resumed: bool = False) -> None:
         """Write all texts. The last part holds their end. Raises the `ForerunError` that ends one.
@@ -146,8 +152,9 @@ class ResponseWriter:
     async def _write(self, index: int, place: QueuePlace | None) -> None:
         """Write one text. The part that ends the last text also ends the response."""
         spec, dialect, choice = self._spec, self._dialect, self.choices[index]
-        if index:
-            await self._prompt_read.wait()
+        first = self.choices[index - index % spec.n]  # of this prompt: the others find it in the prefix cache
+        if choice is not first:
+            await first.prompt_read.wait()
         async with self._texts.writing(spec.requests[index], spec.client, place, spec.asked_at) as live:
             answer = live.answer
             for spans in answer.begun():
@@ -161,7 +168,7 @@ class ResponseWriter:
                 async for event in events:
                     added = choice.feed(event.spans) if isinstance(event, TextAdded) else ()
                     if isinstance(event, TextAdded):
-                        self._prompt_read.set()
+                        choice.prompt_read.set()
                     chunks = dialect.added(added, _ours(spec, event, added), index)
                     if isinstance(event, TextAdded) and event.ends:
                         # A resumed text holds them back again, unless their record has its end.
@@ -171,7 +178,7 @@ class ResponseWriter:
                     num_sent += len(new.tokens)
                     if chunks or new.tokens:
                         self._send(StreamPart(chunks, new, index))
-            self._prompt_read.set()
+            choice.prompt_read.set()
             rest, end = choice.finish(live)
             last += dialect.added(rest, {}, index) + dialect.choice_end(end, index)
             chunks = [] if index in spec.ended else last
@@ -188,11 +195,12 @@ class ResponseWriter:
 
     @property
     def usage(self) -> Usage:
-        """Return the usage of all texts that have ended. Their prompt counts once."""
+        """Return the usage of all texts, which have ended. Each prompt counts once."""
         usages = [each.usage for each in self.choices if each.usage is not None]
+        prompts = [usages[at : at + self._spec.n] for at in range(0, len(usages), self._spec.n)]
         return Usage(
-            prompt=usages[0].prompt,
-            cached=max(each.cached for each in usages),
+            prompt=sum(of_one[0].prompt for of_one in prompts),
+            cached=sum(max(each.cached for each in of_one) for of_one in prompts),
             text=sum(each.text for each in usages),
             reasoning=sum(each.reasoning for each in usages),
             accepted=sum(each.accepted for each in usages),

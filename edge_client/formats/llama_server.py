@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from edge_client.formats.api_error import wrong
 from edge_client.formats.constraints import TEXT, Refused
 from edge_client.formats.detokenizer import TextSpan, text_of
 from edge_client.formats.dialect import ChoiceEnd, Dialect, Json, StopReason, Usage
 from edge_client.formats.fields import MAX_TEXT, Fields
 from edge_client.formats.infill import ExtraFile, Gap
 from edge_client.formats.message import ContentAdded, Message, MessagePart
-from edge_client.formats.openai import read_prompt
+from edge_client.formats.openai import read_prompts
 from edge_client.formats.parsed_request import MOST, ONE_TEXT, ParsedRequest, Prompt, read_asked
 
 MAX_EXTRA = 1024
@@ -36,7 +37,10 @@ class LlamaCompletion(Dialect):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        return _read(fields, read_prompt(fields), fields.flag("stream") or fields.flag("return_tokens"))
+        prompt, *more = read_prompts(fields)
+        if more:
+            raise wrong("prompt", "several prompts in one request are for /v1/completions; send one here")
+        return _read(fields, prompt, fields.flag("stream") or fields.flag("return_tokens"))
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         spans = [span for part in parts if isinstance(part, ContentAdded) for span in part.spans]

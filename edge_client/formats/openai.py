@@ -23,6 +23,7 @@ from edge_client.formats.message import (
     arguments_object,
 )
 from edge_client.formats.parsed_request import (
+    MAX_TEXTS,
     CallRule,
     ChatPrompt,
     ParsedRequest,
@@ -188,13 +189,18 @@ class Completion(_OpenAi):
 
     @staticmethod
     def read(fields: Fields) -> ParsedRequest:
-        prompt: Prompt = read_prompt(fields)
+        prompts = read_prompts(fields)
+        prompt: Prompt = prompts if len(prompts) > 1 else prompts[0]
         if suffix := fields.text("suffix", longest=MAX_TEXT):
             if not isinstance(prompt, str):
                 raise wrong("suffix", "suffix needs a prompt that is a string")
             prompt = Gap(prompt, suffix)
         logprobs = fields.whole("logprobs", 0, 0, MAX_LOGPROBS) if fields.has("logprobs") else None
-        return read_asked(fields, prompt, logprobs)
+        asked = read_asked(fields, prompt, logprobs)
+        if len(prompts) * asked.n > MAX_TEXTS:
+            most = f"with n {asked.n} send at most {MAX_TEXTS // asked.n} in one request"
+            raise wrong("prompt", f"prompt is a list of {len(prompts)} prompts; {most}")
+        return asked
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
         spans = [span for part in parts if isinstance(part, ContentAdded) for span in part.spans]
@@ -224,16 +230,14 @@ class Completion(_OpenAi):
         return told
 
 
-def read_prompt(fields: Fields) -> str | list[Any]:
-    """Read the text, or its token ids, that is to be continued."""
-    prompt = fields.any("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if not isinstance(prompt, str | list) or prompt == []:
-        raise fields.wrong("prompt", "must be a string or a list of token ids that is not empty")
-    if isinstance(prompt, list) and any(isinstance(each, str | list) for each in prompt):
-        raise wrong("prompt", "several prompts in one request are not supported; send one request for each")
-    return prompt
+def read_prompts(fields: Fields) -> tuple[str | list[Any], ...]:
+    """Read one or more texts, or their token ids, that are to be continued."""
+    given = fields.any("prompt")
+    is_batch = isinstance(given, list) and given and isinstance(given[0], str | list)
+    prompts = tuple(given) if is_batch else (given,)
+    if not all(isinstance(each, str | list) and each != [] for each in prompts):
+        raise fields.wrong("prompt", "must be a string, a list of token ids, or a list of such prompts")
+    return prompts
 
 
 def read_chat(fields: Fields) -> ChatPrompt:

@@ -33,7 +33,10 @@ MAX_REFERENCES, MAX_REFERENCE_CHARS = 64, 2**20
 """Limits on the texts that one answer may repeat, and on their characters together."""
 
 MAX_CHOICES = 16
-"""Limit on the texts of one request."""
+"""Limit on the texts of one prompt."""
+
+MAX_TEXTS = 64
+"""Limit on the texts of one request, the places of the daemon's queue by default."""
 
 ONE_TEXT = dict.fromkeys(("n", "max_completion_tokens", "response_format", "stream_options"))
 """OpenAI's fields that other APIs lack, for `Fields.having`."""
@@ -128,8 +131,8 @@ def make_chat(fields: Fields, messages: list[dict[str, Any]], tools: Tools, effo
     return ChatPrompt(messages, settings, tools)
 
 
-Prompt = ChatPrompt | Gap | str | list[Any]
-"""Messages, a text with a gap, a text to be continued, or token ids."""
+Prompt = ChatPrompt | Gap | str | list[Any] | tuple[str | list[Any], ...]
+"""Messages, a text with a gap, a text to be continued, token ids, or several of the latter two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,7 @@ class ParsedRequest:
     max_tokens: int | None  # None: the dialect's default; 0: as many as fit
     stops: tuple[str, ...]
     stream: bool
-    n: int  # texts in the response
+    n: int  # texts of each prompt
     client: str  # owner of its place in the queue
     # of our own object, {"forerun": {...}}
     policy: str

@@ -16,7 +16,7 @@ from common.sampling import SamplingDefaults
 from edge_client.api.endpoints import Defaults
 from edge_client.network.channel import VerifierChannel
 from edge_client.texts.text_service import TextSettings
-from tests.edge_client.api.world import OneVerifier, Seats, World, alone, events_of, world
+from tests.edge_client.api.world import Letters, OneVerifier, Seats, World, alone, events_of, world
 
 pytestmark = [pytest.mark.api, pytest.mark.grpc]
 
@@ -341,6 +341,47 @@ async def test_each_choice_is_the_targets_text_with_a_seed_of_its_own() -> None:
     assert sorted(each["index"] for each in choices if each["finish_reason"]) == [0, 1, 2, 3, 4]
     assert whole["usage"]["prompt_tokens"] == 3
     assert whole["usage"]["completion_tokens"] == 5 * 20
+
+
+PROMPTS = ["abc", "fed", "abcabc"]
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, [Letters().tokenize(each, True) for each in PROMPTS]])
+async def test_several_prompts_have_the_texts_of_requests_of_their_own(prompts: list[Any]) -> None:
+    """Choice `prompt * n + choice` has the seed so far from the first one's."""
+    asked: dict[str, Any] = {"n": 2, "temperature": 1.0, "seed": 7, "ignore_eos": True, "logprobs": 2}
+    async with world(settings=TextSettings(seats=2)) as found:
+        whole = await found.complete(prompts, **asked)
+        streamed = await found.post(prompts, stream=True, stream_options={"include_usage": True}, **asked)
+        singly = [
+            await found.complete(prompt, **asked | {"n": 1, "seed": 7 + 2 * at + choice})
+            for at, prompt in enumerate(prompts)
+            for choice in range(2)
+        ]
+    own = [each["choices"][0] for each in singly]
+    assert whole["choices"] == [{**each, "index": at} for at, each in enumerate(own)]
+    assert [each["text"] for each in own[::2]] == [
+        alone(prompt, temperature=1.0, seed=7 + 2 * at, ignore_eos=True) for at, prompt in enumerate(PROMPTS)
+    ]
+    *events, last = events_of(streamed.text)
+    choices = [choice for event in events for choice in event["choices"]]
+    for at, each in enumerate(own):
+        parts = [choice for choice in choices if choice["index"] == at]
+        assert "".join(part["text"] for part in parts) == each["text"]
+        offsets = [offset for part in parts if part["logprobs"] for offset in part["logprobs"]["text_offset"]]
+        assert offsets == each["logprobs"]["text_offset"]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [each["finish_reason"]]
+    for usage in (whole["usage"], last["usage"]):
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3 + 3 + 6, 6 * 20)
+
+
+async def test_each_of_several_prompts_may_be_as_long_as_fits() -> None:
+    """A prompt's length bounds its own texts alone."""
+    async with world() as found:
+        whole = await found.complete(["a" * 500, "abc"], max_tokens=None, logprobs=0, ignore_eos=True)
+        most = await found.complete(["a" * 500, "abc"], max_tokens=-1, logprobs=0, ignore_eos=True)
+    assert [len(each["logprobs"]["tokens"]) for each in whole["choices"]] == [12, 16]
+    assert [len(each["logprobs"]["tokens"]) for each in most["choices"]] == [12, 509]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -228,6 +228,21 @@ async def test_text_that_was_held_back_comes_once_wherever_the_daemon_was_killed
         assert (told(again), logprobs_of(again)) == (told(first), logprobs_of(first))
 
 
+async def test_texts_of_several_prompts_go_on_over_a_restart(tmp_path: Path) -> None:
+    prompts = ["abc", "fed"]
+    async with daemon(tmp_path) as found:
+        before = await begin(found, 5, "/v1/completions", prompt=prompts)
+    async with daemon(tmp_path) as found:
+        answer = await again_of(found)
+    assert answer.content.startswith(before)
+    events = events_of(answer.text)
+    choices = [choice for event in events for choice in event["choices"]]
+    for at, prompt in enumerate(prompts):
+        text = "".join(choice["text"] for choice in choices if choice["index"] == at)
+        assert text == alone(prompt, max_tokens=60, **SAMPLED | {"seed": SAMPLED["seed"] + at})
+    assert events[-1]["usage"]["prompt_tokens"] == 6
+
+
 def logprobs_of(answer: httpx.Response) -> list[Any]:
     choices = (choice for event in events_of(answer.text) for choice in event["choices"])
     return [entry for each in choices for entry in (each["logprobs"] or {}).get("content", ())]

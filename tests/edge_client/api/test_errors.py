@@ -94,7 +94,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({}, "prompt"),
-    ({"prompt": [[1], [2]]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": ["a", []]}, "prompt"),
+    ({"prompt": ["a"] * 65}, "prompt"),
+    ({"prompt": ["a"] * 5, "n": 13}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": [[1], [7]]}, "prompt[1]"),
+    ({"prompt": [[1], ["a"]]}, "prompt[1]"),
+    ({"prompt": ["a", "b"], "suffix": "x"}, "suffix"),
     ({"prompt": [7]}, "prompt"),
     ({"prompt": "abc", "suffix": "x"}, "suffix"),
     ({"prompt": "abc", "echo": True}, "echo"),
