@@ -16,7 +16,6 @@ from __future__ import annotations
 from common.grammar.masks import Grammars, Masks, Matcher
 from common.grammar.strings import (
     inline_schema,
-    json_object_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
@@ -29,7 +28,6 @@ __all__ = [
     "Matcher",
     "Tokens",
     "inline_schema",
-    "json_object_grammar",
     "json_schema_grammar",
     "lark_grammar",
     "regex_grammar",

@@ -92,11 +92,6 @@ def inline_schema(schema: dict[str, Any]) -> str:
     return f"%json {told}"
 
 
-def json_object_grammar() -> str:
-    """Return the grammar of all JSON objects. Raises `UserError` without llguidance."""
-    return json_schema_grammar({"type": "object"})
-
-
 def regex_grammar(regex: str) -> str:
     """Return the grammar of the texts that a regular expression (Rust's syntax) matches as a whole. Raises
     `UserError`."""

@@ -24,7 +24,7 @@ from edge_client.formats.families import marks_of
 from edge_client.formats.message import Json, MessageForm
 from edge_client.formats.parsed_request import CallRule, Tool, Tools
 from edge_client.formats.regions import REASONING
-from edge_client.formats.schema_bounds import bounded
+from edge_client.formats.schema_bounds import ANY, bounded
 
 ANY_TEXT = "(?s:.*)"
 SOME_TEXT = "/(?s:.+)/"
@@ -63,7 +63,7 @@ FORMATS = {
 }
 """Formats of strings without quotes (RFC 3339, RFC 4122). Days end at 28, which every month has."""
 
-OPEN: Json = {"type": "object"}
+OPEN: Json = bounded({"type": "object"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,9 @@ def request_grammar(tools: Tools, own: str, make: CallGrammars) -> str:
 def _blaming_tool(make: Callable[[Sequence[Tool]], str], listed: Sequence[Tool]) -> str:
     """Return the grammar of these tools. Raises `ApiError` that names the tool at fault."""
     try:
-        with suppress(UserError):  # a schema may leave no value within our bounds
-            return make([replace(each, parameters=bounded(each.parameters)) for each in listed])
+        for is_open in (True, False):  # a schema may leave no value within our bounds
+            with suppress(UserError):
+                return make([_ending(each, is_open) for each in listed])
         return make(listed)
     except RecursionError as error:
         raise wrong("tools", "a tool's parameters are nested too deeply") from error
@@ -126,6 +127,11 @@ def _blaming_tool(make: Callable[[Sequence[Tool]], str], listed: Sequence[Tool])
                 words = f"the tool {tool.name} cannot be enforced: {its}; make its schema simpler"
                 raise wrong("tools", words) from its
         raise wrong("tools", f"the tools together cannot be enforced: {error}; list fewer tools") from error
+
+
+def _ending(tool: Tool, is_open: bool) -> Tool:
+    """Return a tool in whose arguments all numbers end (`bounded`)."""
+    return replace(tool, parameters=bounded(closed(tool.parameters), is_open=is_open))
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,7 +510,8 @@ class _NamedWriter:
         if schema is False:
             return [], []
         if not isinstance(schema, dict):
-            schema = {}
+            schema = referred(ANY["$ref"], self._root)
+            schema = schema if isinstance(schema, dict) else {}
         if "$ref" in schema:
             return self._alternatives(self._resolved(schema), depth + 1)
         for union in ("anyOf", "oneOf"):

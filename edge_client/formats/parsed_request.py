@@ -383,13 +383,13 @@ def read_format(given: Fields | None, param: str, within: str = "") -> tuple[str
 def json_grammar(param: str, schema: dict[str, Any] | None = None) -> str:
     """Return the grammar of JSON: of any object, or what a schema allows. Raises `ApiError` that blames
     `param`."""
-    from common.grammar import json_object_grammar, json_schema_grammar
+    from common.grammar import json_schema_grammar
 
+    schema = {"type": "object"} if schema is None else schema
     with blaming(param):
-        if schema is None:
-            return json_object_grammar()
-        with contextlib.suppress(UserError):  # the schema may leave no value within our bounds
-            return json_schema_grammar(bounded(schema))
+        for is_open in (True, False):  # the schema may leave no value within our bounds
+            with contextlib.suppress(UserError):
+                return json_schema_grammar(bounded(schema, is_open=is_open))
         return json_schema_grammar(schema)
 
 

@@ -30,29 +30,65 @@ WITHIN = (
 OF_ALL = ("anyOf", "oneOf", "allOf", "if", "then", "else")
 """Keywords that hold schemas: by name, and for all else one or a list."""
 
+TYPES = ["null", "boolean", "string", "number", "array", "object"]
+OWN = {"type", "properties", "required"}
+NAME = "forerun-any"
+ANY = {"$ref": f"#/$defs/{NAME}"}
+"""Refers to any value whose numbers end. `bounded` defines it."""
 
-def bounded(schema: Any) -> Any:
-    """Return a schema whose numbers and times end."""
+
+def bounded(schema: dict[str, Any], *, is_open: bool = True) -> dict[str, Any]:
+    """Return a schema whose numbers and times end; with `is_open` also those in values that it leaves open.
+
+    llguidance cannot compare such a value with another schema for it, and refuses what needs that.
+    """
+    told: dict[str, Any] = _bounded(schema, not is_open)
+    if not is_open:
+        return told
+    own = told.get("$defs")
+    own = own if isinstance(own, dict) else {}
+    return {**told, "$defs": {**own, NAME: _bounded({"type": TYPES}, False)}}
+
+
+def _bounded(schema: Any, is_part: bool) -> Any:
+    """Return a schema within another one. `is_part`: another one may hold for the same value."""
     match schema:
         case list():
-            return [bounded(each) for each in schema]
-        case dict():
-            told = {name: _inner(name, value) for name, value in schema.items()}
-            return told | _bounds(told)
+            return [_bounded(each, is_part) for each in schema]
+        case dict() if schema or is_part:
+            combined = schema.keys() & {*OF_ALL, "$ref", "not"}
+            within = is_part or bool(combined - {"anyOf", "oneOf"} or (combined and schema.keys() & OWN))
+            told = {name: _inner(name, value, is_part, within) for name, value in schema.items()}
+            if is_part or combined:
+                return told | _bounds(told)
+            told = told if schema.keys() & {"type", "enum", "const"} else {"type": TYPES, **told}
+            return told | _bounds(told) | _open(told)
+        case dict() | True if not is_part:
+            return ANY
         case _:
             return schema
 
 
-def _inner(keyword: str, value: Any) -> Any:
+def _inner(keyword: str, value: Any, is_part: bool, within: bool) -> Any:
     if keyword in BY_NAME and isinstance(value, dict):
-        return {name: bounded(each) for name, each in value.items()}
-    return bounded(value) if keyword in WITHIN + OF_ALL else value
+        return {name: _bounded(each, is_part) for name, each in value.items()}
+    return _bounded(value, within if keyword in OF_ALL else is_part) if keyword in WITHIN + OF_ALL else value
+
+
+def _open(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what a schema leaves open of lists and objects."""
+    parts = (("array", "items"), ("object", "additionalProperties"))
+    return {name: ANY for kind, name in parts if kind in _types(schema) and name not in schema}
+
+
+def _types(schema: dict[str, Any]) -> list[Any]:
+    types = schema.get("type")
+    return types if isinstance(types, list) else [types]
 
 
 def _bounds(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the bounds that a schema lacks."""
-    types, form = schema.get("type"), schema.get("format")
-    types = types if isinstance(types, list) else [types]
+    types, form = _types(schema), schema.get("format")
     bounds = dict[str, Any]()
     if "enum" in schema or "const" in schema:
         return bounds

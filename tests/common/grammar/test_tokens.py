@@ -12,7 +12,6 @@ from common.grammar import Grammars, Tokens
 from common.grammar.strings import (
     UNFORCED,
     checked,
-    json_object_grammar,
     json_schema_grammar,
     lark_grammar,
     regex_grammar,
@@ -106,7 +105,7 @@ def test_a_tokenizer_of_another_kind_is_refused() -> None:
 def test_each_kind_is_made_and_can_be_compiled() -> None:
     made = (
         json_schema_grammar({"type": "integer"}),
-        json_object_grammar(),
+        json_schema_grammar({"type": "object"}),
         regex_grammar("a+"),
         lark_grammar('start: "a"'),
     )

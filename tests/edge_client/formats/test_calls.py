@@ -446,6 +446,15 @@ def test_a_number_above_our_bounds_is_held_by_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma4"])
+def test_numbers_end_in_arguments_that_a_tool_leaves_open(name: str) -> None:
+    found, style = known(name)
+    for tool in (LOOSE, Tool("loose", "", {"type": "object", "properties": {"n": {}}}, strict=True)):
+        matcher = grammars(name).matcher(asked(name, Tools((tool, STRICT))))
+        assert accepts(found, matcher, _written(style.syntax, "loose", "n", "7"))
+        assert not accepts(found, matcher, _written(style.syntax, "loose", "n", "7" * 400))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma4"])
 def test_a_regex_beside_tools_holds_the_whole_text(name: str) -> None:
     own = regex_grammar("ab?c")
     assert asked(name, Tools((LOOSE,)), own) == asked(name, Tools((STRICT,)), own) == own

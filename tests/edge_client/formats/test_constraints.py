@@ -173,6 +173,32 @@ def test_numbers_end(schema: dict[str, Any], values: list[str]) -> None:
         assert not held(schema, endless), endless[:9]
 
 
+LEFT_OPEN = [
+    ({}, "[{}]"),
+    ({"description": "any"}, "{}"),
+    ({"type": "array"}, "[0, [{}]]"),
+    ({"type": "object"}, '{{"a": {{"b": {}}}}}'),
+    ({"type": "object", "properties": {"a": True}}, '{{"a": {}}}'),
+    ({"type": "object", "properties": {"a": {}}}, '{{"b": {}}}'),
+    ({"properties": {"a": {"type": "array", "prefixItems": [{"type": "null"}]}}}, '{{"a": [null, {}]}}'),
+    ({"anyOf": [{"type": "object", "additionalProperties": True}, {"type": "null"}]}, '{{"a": {}}}'),
+]
+
+
+@pytest.mark.parametrize(("schema", "place"), LEFT_OPEN, ids=[json.dumps(each[0]) for each in LEFT_OPEN])
+def test_numbers_end_where_a_schema_leaves_a_value_open(schema: dict[str, Any], place: str) -> None:
+    for value in ("-7.25", "true", '"text"', '{"c": [null, {}]}'):
+        assert held(schema, place.format(value)), value
+    for endless in ("1" * 400, "0." + "3" * 400, "1e" + "1" * 400):
+        assert not held(schema, place.format(endless)), endless[:9]
+
+
+def test_numbers_of_any_object_end() -> None:
+    grammar = read("chat", response_format={"type": "json_object"}).sampling.grammar
+    assert matches(grammar, '{"a": [7]}')
+    assert not matches(grammar, f'{{"a": [{"7" * 400}]}}')
+
+
 def test_formats_with_digits_end() -> None:
     for name, before, after in (("date-time", "2020-01-01T00:00:00.", "Z"), ("time", "00:00:00.", "Z")):
         schema = {"type": "string", "format": name}
