@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -56,9 +56,9 @@ class Guess(NamedTuple):
     logprob: float  # nats, if those above it are right
 
 
-def chain(tokens: Sequence[tuple[int, float]]) -> list[Guess]:
+def chain(tokens: Iterable[int], logprobs: Iterable[float]) -> list[Guess]:
     """Return guesses of which each follows the one before it."""
-    return [Guess(above, *each) for above, each in enumerate(tokens, start=-1)]
+    return [Guess(above, *each) for above, each in enumerate(zip(tokens, logprobs, strict=True), start=-1)]
 
 
 def copied(
@@ -314,13 +314,25 @@ def grow_guesses(
         room = min(most, last_position - 1 - node.position)
         if room < 1:
             continue
-        grown = list[Node]()
         tokens = [above.token for above in path[:start]]
-        for parent, token, logprob in guess(room, tokens, LEAST - tree.worth(node), surely):
-            below = grown[parent] if parent >= 0 else node
-            if tree.num_speculative >= limit and token not in below.children:
-                return
-            grown.append(tree.grow(below, token, logprob))
+        guesses = guess(room, tokens, LEAST - tree.worth(node), surely)
+        if len(grow_below(tree, node, guesses, limit, last_position)) < len(guesses):
+            return
+
+
+def grow_below(
+    tree: SpeculationTree, above: Node, guesses: Sequence[Guess], most: int, last: int
+) -> list[Node]:
+    """Grow guesses below a node, as far as the tree has fewer than `most` nodes below its tip and they stand
+    before `last`, the text's last position. Return their nodes."""
+    grown = list[Node]()
+    for parent, token, logprob in guesses:
+        node = grown[parent] if parent >= 0 else above
+        is_new = token not in node.children
+        if node.position + 1 >= last or (is_new and tree.num_speculative >= most):
+            break
+        grown.append(tree.grow(node, token, logprob))
+    return grown
 
 
 def _prior(length: int, standing: Standing) -> float:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from cloud_verifier.core.sources import VerifierSource
 from common.errors import UserError
 from common.estimators import RatioEstimator
-from common.prompt_lookup import LEAST, log_chance
+from common.prompt_lookup import LEAST, chain, grow_below, log_chance
 from common.tree import Node, SpeculationTree
 
 POOL = 8192
@@ -135,15 +135,16 @@ class Lookahead(VerifierSource):
             _Chain(gram, self._other if rank else self._newest) for rank, gram in enumerate(grams)
         ]
         self._first, self._num_foretold = _Chain(self.levels[0][1:], self._level_0), 0
-        for chain in self._ngrams:
-            _grow(tree, tip, chain.tokens, chain.logprobs, most, last)
+        for gram in self._ngrams:
+            grow_below(tree, tip, chain(gram.tokens, gram.logprobs), most, last)
         won = log_chance(self._won_by_row.ratio)
-        bases = _grow(tree, tip, self._first.tokens, _at_least(won, self._first.logprobs), most, last)
+        first = chain(self._first.tokens, _at_least(won, self._first.logprobs))
+        bases = grow_below(tree, tip, first, most, last)
         self._ends, self._rows = [], {base.id for base in bases}
         for column, base in enumerate([tip, *bases]):
             tokens = [level[column] for level in self.levels[1:]]
             logprobs = _at_least(min(won - tree.worth(base), 0.0), [LEAST] * len(tokens))
-            path = [base, *_grow(tree, base, tokens, logprobs, most, last)]
+            path = [base, *grow_below(tree, base, chain(tokens, logprobs), most, last)]
             self._ends.append(path[-1].id if len(path) > len(tokens) else None)
             self._rows.update(node.id for node in path[1:])
 
@@ -198,18 +199,3 @@ def _at_least(least: float, logprobs: Sequence[float]) -> list[float]:
         raised.append(min(max(path, least) - before, 0.0))
         before += raised[-1]
     return raised
-
-
-def _grow(
-    tree: SpeculationTree, above: Node, tokens: Sequence[int], logprobs: Sequence[float], most: int, last: int
-) -> list[Node]:
-    """Grow a chain below a node, as far as the tree has less than `most` nodes and the text does not end.
-    Return its nodes."""
-    grown, node = list[Node](), above
-    for token, logprob in zip(tokens, logprobs, strict=True):
-        is_new = token not in node.children
-        if node.position + 1 >= last or (is_new and tree.num_speculative >= most):
-            break
-        node = tree.grow(node, token, logprob)
-        grown.append(node)
-    return grown

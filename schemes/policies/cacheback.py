@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import TypeVar
 
-from common.prompt_lookup import LEAST, WINDOW, SharedTexts
+from common.prompt_lookup import LEAST, WINDOW, SharedTexts, chain, grow_below
 from common.suffix_index import DEPTH, FIRST, GrowingIndex
 from common.tree import Node, SpeculationTree
 from edge_client.core.policies.base import GrowthPolicy, GrowthView, Offered, check_counts, unsent
@@ -90,15 +90,11 @@ class NgramTrees(ProposalSource):
         while ends:
             node, tail = ends.popleft()
             for follower in self.followers(tail):
-                below, path = node, tail
-                for token in follower:
-                    if below.position + 1 >= last:
-                        break
-                    if tree.num_speculative >= most and token not in below.children:
-                        return
-                    below, path = tree.grow(below, token, PROMISE), (*path[1:], token)
-                if below.position + 1 < last:
-                    ends.append((below, path))
+                grown = grow_below(tree, node, chain(follower, [PROMISE] * len(follower)), most, last)
+                if len(grown) == len(follower):
+                    ends.append((grown[-1], (*tail, *follower)[-len(tail) :]))
+                elif tree.num_speculative >= most:
+                    return
 
     def learn(self, node: int, token: int) -> None:
         self._tail = [*self._tail, token][-self._dynamic.length :]
