@@ -181,7 +181,7 @@ class TargetSection:
         """Raise `UserError` for a setting of the engine that does not run this target."""
         others = TORCH_ONLY if self.is_gguf else LLAMA_ONLY
         usual = {each.name: each.default for each in fields(self)}
-        if self.engine_drafter is None:
+        if self.source_kind:
             usual["drafter"] = self.drafter  # it needs no model, so both engines have a use for it
         for name in others:
             if getattr(self, name) != usual[name]:
@@ -192,7 +192,12 @@ class TargetSection:
     @property
     def engine_drafter(self) -> str | None:
         """The drafter, if it runs beside the target; None for a source that needs no model."""
-        return None if drafter_kind(self.drafter or "", SOURCES) else self.drafter
+        return None if self.source_kind else self.drafter
+
+    @property
+    def source_kind(self) -> str | None:
+        """The kind of a drafter that needs no model; None for another one, and without one."""
+        return drafter_kind(self.drafter or "", SOURCES)
 
     @property
     def is_gguf(self) -> bool:
@@ -436,7 +441,7 @@ class VerifierConfig:
                 "--deterministic and --tensor-parallel; leave these out, or train with --law-only"
             )
         limits = replace(self.limits, rules=self.server.rules, judge=judge, prefill_chunk=chunk)
-        if kind := drafter_kind(target.drafter or "", SOURCES):
+        if kind := target.source_kind:
             missing = UserError(f"no installed package offers the drafter {kind}")
             found = offer(SOURCES, kind, missing)(target.drafter)
             most = max(limits.max_nodes_per_session, found.num_rows + 1)

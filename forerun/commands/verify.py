@@ -84,9 +84,9 @@ def config_of(options: argparse.Namespace) -> VerifierConfig:
         flags.setdefault("operations.log_level", options.log_level)
     files = [] if options.config is None else [options.config]
     loaded = load_config(SCHEMA, flags, os.environ, files)
-    listen, is_usual = loaded.config.server.listen, loaded.origins[LISTEN].layer == DEFAULT
-    flags[LISTEN] = joined_address(options, LISTEN, PAIRED_LISTEN if options.pair and is_usual else listen)
-    return load_config(SCHEMA, flags, os.environ, files).config
+    server, is_usual = loaded.config.server, loaded.origins[LISTEN].layer == DEFAULT
+    listen = joined_address(options, LISTEN, PAIRED_LISTEN if options.pair and is_usual else server.listen)
+    return replace(loaded.config, server=replace(server, listen=listen))
 
 
 def _paired(flags: Mapping[str, object]) -> dict[str, object]:

@@ -44,6 +44,17 @@ def keep_features(target: TargetModel) -> None:
     target.decoder.register_forward_hook(lambda _module, _inputs, output: write_features(output[0][0]))
 
 
+class LastHidden:
+    """Keeps the last output of a decoder: hidden states [B, T, H] behind the final norm."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.states = torch.empty(0)
+        decoder.register_forward_hook(self._note)
+
+    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.states = output[0]
+
+
 def write_features(features: Tensor) -> None:
     """Keep features [T, F] of the rows of the step that runs, if any, at the rows' slots."""
     if (step := running_step()) is not None:
@@ -147,11 +158,7 @@ class RecurrentHead(nn.Module, DraftModel):
             self._target = with_layers(target, [self.layer], parts.final_norm)
         self._features_first = parts is not None and parts.features_first
         self.to(target.device, target.dtype)
-        self._hidden = torch.empty(0)  # the last output of the layer, normed
-        self._target.decoder.register_forward_hook(self._note)
-
-    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self._hidden = output[0]
+        self._hidden = LastHidden(self._target.decoder)
 
     def joined_inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Return the layer's input [..., H] of tokens and of the features [..., H] before them."""
@@ -166,14 +173,14 @@ class RecurrentHead(nn.Module, DraftModel):
         assert rows.features is not None
         inputs = self.joined_inputs(rows.tokens, rows.features)
         logits = self._target.forward(inputs[None], rows.positions[None], rows.outputs, embedded=True)
-        return Drafted(logits, self._hidden[0].index_select(0, rows.outputs))
+        return Drafted(logits, self._hidden.states[0].index_select(0, rows.outputs))
 
     def read(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         inputs = self.joined_inputs(tokens, features)
         self._target.decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False)
-        return self._hidden
+        return self._hidden.states
 
 
 class ResidualBlocks(nn.Module):
@@ -317,12 +324,8 @@ class PassRows(nn.Module, DraftModel):
         self.embeddings = nn.ParameterList(mean.clone() for _ in range(num_rows))
         self.to(target.device, target.dtype)
         self._target = with_layers(target, target.layers)
-        self._hidden = torch.empty(0)  # the last hidden states
-        self._target.decoder.register_forward_hook(self._note)
+        self._hidden = LastHidden(self._target.decoder)
         self._head = partial(logits_of, target)
-
-    def _note(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        self._hidden = output[0]
 
     def forward(self, rows: DraftRows) -> Drafted:
         """Run tips, each with its rows below it. At levels below, the features are the hidden states of these
@@ -338,7 +341,7 @@ class PassRows(nn.Module, DraftModel):
         embedded[:, 1:] = torch.stack(tuple(self.embeddings))
         inputs = embedded.flatten(0, 1)[None]
         logits = self._target.forward(inputs, rows.positions[None], rows.outputs, embedded=True)
-        return Drafted(logits, self._hidden.reshape(size)[:, 1:].flatten(1))
+        return Drafted(logits, self._hidden.states.reshape(size)[:, 1:].flatten(1))
 
     def read(self, tokens: Tensor, number: int) -> Tensor:
         """Return hidden states [B, T, H] of whole texts [B, T], by the attention in force, or of the rows
@@ -348,7 +351,7 @@ class PassRows(nn.Module, DraftModel):
         if number:
             embedded = self.embeddings[number - 1].expand_as(embedded)
         self._target.decoder(inputs_embeds=embedded, position_ids=positions, use_cache=False)
-        return self._hidden
+        return self._hidden.states
 
 
 Heads = RecurrentHead | MedusaHeads | ExitHeads | PassRows
