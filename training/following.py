@@ -2,8 +2,9 @@
 better (Online Speculative Decoding, Liu et al. 2023, arXiv 2310.07177).
 
 A round begins when `--texts` new texts are in the log. It trains what was published last, on the newest
-texts. It publishes if the share of the target's choices that are the draft's has risen by `--margin`, on
-texts held out of every round. Another round starts from what was published, so a failed one costs time alone.
+texts; if a verifier rolled that back, what is in force. It publishes if the share of the target's choices
+that are the draft's has risen by `--margin`, on texts held out of every round. Another round starts from what
+was published, so a failed one costs time alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from common.config.live_files import read_bytes
 from common.errors import UserError
 from common.llama.load_trial import KeptTable
-from edge_client.draft.canary import VERDICTS, Verdicts
+from edge_client.draft.canary import VERDICTS, Verdict, Verdicts
 from edge_client.draft.updated_draft import newest
 from forerun.terminal import note
 from simulator.documents import write_whole
@@ -70,7 +71,10 @@ class Follower(Generic[Options]):
         num_new = self._reader.num_since(self._until)
         if num_new < options.texts or num_new == self._num_refused:
             return None
+        verdicts = Verdicts(KeptTable(options.out / VERDICTS))
         place, _ = newest(str(options.out), "", options.SUFFIX)
+        if place and verdicts.of(place) is Verdict.WORSE:
+            place = verdicts.last_kept()
         start: Path | None = Path(place) if place else getattr(options, options.START)
         until = self._reader.newest_at()
         begun: dict[str, Any] = {options.START: start}
@@ -88,7 +92,7 @@ class Follower(Generic[Options]):
                 f"{PUBLISHED}%Y%m%d-%H%M%S{options.SUFFIX}", time.gmtime()
             )
             part.out.replace(published)
-            in_force = Path(Verdicts(KeptTable(options.out / VERDICTS)).last_kept()).name
+            in_force = Path(verdicts.last_kept()).name
             for old in sorted(options.out.glob(f"{PUBLISHED}*{options.SUFFIX}"))[:-KEPT]:
                 if old.name != in_force:
                     old.unlink(missing_ok=True)

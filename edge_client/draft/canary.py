@@ -14,9 +14,10 @@ import math
 from enum import Enum
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from common.llama.load_trial import KeptTable, mark_of
+from common.errors import UserError
+from common.llama.files import hash_of
+from common.llama.load_trial import KeptTable
 
 SHARE = 0.1
 """Share of the texts that have the newer draft."""
@@ -94,7 +95,7 @@ class Canary:
 
 
 class Verdicts:
-    """Keeps which files stayed and which were rolled back. A changed file has no verdict.
+    """Keeps which files stayed and which were rolled back, by the SHA-256 of their content.
 
     Args: table; about: what else a verdict depends on, by name.
     """
@@ -104,20 +105,30 @@ class Verdicts:
 
     def keep(self, path: str, verdict: Verdict) -> None:
         """Make this verdict the newest. Raises `UserError` if the file is gone."""
-        self._table.keep(path, self._entry(path, verdict), f"{path} is tried again after a restart")
+        entry = {"file": path, "about": self._said(verdict)}
+        self._table.keep(_content(path), entry, f"{path} is tried again after a restart")
 
     def of(self, path: str) -> Verdict | None:
-        """Return the verdict on a file, if there is one. Raises `UserError` if the file is gone."""
-        entry = self._table.load().get(path)
-        return next((verdict for verdict in Verdict if entry == self._entry(path, verdict)), None)
+        """Return the verdict on a file's content, if there is one. Raises `UserError` if the file is gone."""
+        said = self._table.load().get(_content(path), {}).get("about")
+        return next((verdict for verdict in Verdict if said == self._said(verdict)), None)
 
     def last_kept(self) -> str:
         """Return the file that was kept last; empty if there is none or it has changed."""
-        paths = [path for path in reversed(self._table.load()) if Path(path).is_file()]
-        return next((path for path in paths if self.of(path) is Verdict.KEPT), "")
+        kept, entries = self._said(Verdict.KEPT), reversed(self._table.load().items())
+        files = ((name, each["file"]) for name, each in entries if each.get("about") == kept)
+        return next((path for name, path in files if Path(path).is_file() and _content(path) == name), "")
 
-    def _entry(self, path: str, verdict: Verdict) -> dict[str, Any]:
-        return mark_of(Path(path)) | {"verdict": verdict.value} | self._about
+    def _said(self, verdict: Verdict) -> dict[str, str]:
+        return {"verdict": verdict.value, **self._about}
+
+
+def _content(path: str) -> str:
+    """Return a file's SHA-256. Raises `UserError`."""
+    try:
+        return hash_of(Path(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _mean_clipped(above: list[float], below: list[float], plus: float = 0.0) -> float:

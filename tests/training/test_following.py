@@ -41,7 +41,7 @@ class Trainings:
         assert not options.follow
         self.drafts.append(options.draft)
         self.outs.append(options.out)
-        options.out.write_text("a draft")
+        options.out.write_text(f"draft {len(self.outs)}")
         before, after = self.results.pop(0)
         return {"before": {"coupled": before}, "after": {"coupled": after}}
 
@@ -92,7 +92,7 @@ def test_a_round_publishes_on_a_rise_by_the_margin_and_not_without(
     assert second is not None
     assert second.published is not None
     assert newest(str(options.out), "")[0] == str(second.published)
-    assert second.published.read_text() == "a draft"
+    assert second.published.read_text() == "draft 2"
     follower = Follower(replace(options, margin=0.0), trainings)
     assert follower.look() is None, "a restart remembers what was seen"
     grow(8)
@@ -131,6 +131,27 @@ def test_what_a_verifier_of_the_folder_kept_last_stays(
         verdicts.keep(str(done.published), verdict)
     left = sorted(path.name for path in options.out.glob("*.gguf"))
     assert left == [f"{PUBLISHED}{number}.gguf" for number in (0, *range(2, KEPT + 2))]
+
+
+def test_a_round_after_a_rollback_goes_on_from_what_is_in_force(
+    options: AlignOptions, grow: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = (f"{PUBLISHED}{number}.gguf" for number in range(5))
+    monkeypatch.setattr(time, "strftime", lambda *_: next(names))
+    trainings = Trainings(*[(0.5, 0.6)] * 5)
+    follower, published = Follower(options, trainings), list[Path]()
+    verdicts = Verdicts(KeptTable(options.out / VERDICTS))
+    for number, verdict in enumerate((Verdict.WORSE, Verdict.KEPT, None, Verdict.WORSE, None)):
+        grow(8)
+        done = follower.look()
+        assert done is not None
+        assert done.published is not None
+        published.append(done.published)
+        os.utime(done.published, (number, number))  # clocks of files are coarse
+        if verdict is not None:
+            verdicts.keep(str(done.published), verdict)
+    _, kept, open_, *_ = published
+    assert trainings.drafts == [options.draft, options.draft, kept, open_, kept]
 
 
 def test_an_interrupted_round_is_gone_on_with_and_its_texts_stay_new(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -362,11 +363,13 @@ def test_a_restart_serves_what_was_in_force_and_nothing_that_was_rolled_back(
 ) -> None:
     in_force = put("0", "0.6")
     verdicts = knowing(model, tmp_path).verdicts
-    untried = put("1", "0.6")
+    untried = put("1", "0.7")
     assert knowing(model, tmp_path).path == str(in_force)
     in_force.unlink()
-    verdicts.keep(str(put("2", "0.6")), Verdict.WORSE)
+    verdicts.keep(str(rolled_back := put("2", "0.8")), Verdict.WORSE)
     assert knowing(model, tmp_path).path == str(untried)
+    shutil.copy(rolled_back, put("3", "0.8"))
+    assert knowing(model, tmp_path).path == str(untried), "a copy has the verdict of its content"
     untried.unlink()
     with wording.raises(UserError):
         knowing(model, tmp_path)
