@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class KnownPair:
     form: str
     licence: str
     measured: str = "not measured here"
+    is_local: bool = False  # both on this machine
 
 
 def _qwen_coder(room: str, size: str, target_gb: float, measured: str = "not measured here") -> KnownPair:
@@ -63,6 +65,7 @@ def _qwen_coder(room: str, size: str, target_gb: float, measured: str = "not mea
 
 PAIRS = (
     _qwen_coder("processor", "1.5B", 1.12, "8.9 ms a token, streaming 30.1 (60 ms away, steps of 30 ms)"),
+    replace(_qwen_coder("Jetson of 16 GB, with the draft", "7B", 4.68), is_local=True),
     _qwen_coder("GPU of 8 GB", "7B", 4.68),
     _qwen_coder("GPU of 16 GB", "14B", 8.99),
     _qwen_coder("GPU of 24 GB", "32B", 19.85),
@@ -77,6 +80,19 @@ PAIRS = (
     ),
 )
 """File names and sizes as the hub had them in November 2026."""
+
+LLAMA_3 = "bartowski/Llama-3.2-1B-Instruct-GGUF"
+DRAFTS = {
+    "qwen2.5": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+    "qwen3": "Qwen/Qwen3-0.6B-GGUF",
+    **dict.fromkeys(("llama-3.1", "llama-3.2", "llama-3.3"), LLAMA_3),  # 3.0 names some tokens otherwise
+    "gemma-3": "ggml-org/gemma-3-270m-it-GGUF",
+    "smollm2": "bartowski/SmolLM2-135M-Instruct-GGUF",
+}
+"""Repositories of the smallest model of further families, whose tokens were not compared here."""
+
+MAKERS = re.compile("^(meta|qwen|google)-")
+"""Matches what some file names have before the family."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,26 +123,31 @@ def add_pull(commands: Any) -> None:
 def _models(options: ModelsOptions) -> int:
     asked = options.drafts_for
     pairs = [pair for pair in PAIRS if not asked or _family(pair.target) == _family(asked)]
+    others = [DRAFTS[_family(asked)]] if _family(asked) in DRAFTS else []
     files = list(_drafts_here(Path(asked).expanduser())) if asked and is_gguf(asked) else []
-    if asked and not pairs and not files:
+    if asked and not (pairs or others or files):
         raise UserError(
             f"no draft for {asked} is known; take a smaller model of the same family, and let "
             "`forerun doctor --draft FILE --verifier HOST:PORT` compare their tokens"
         )
     if options.json:
-        print(json.dumps({"pairs": [asdict(pair) for pair in pairs], "files": files}))
+        print(json.dumps({"pairs": [asdict(pair) for pair in pairs], "repositories": others, "files": files}))
         return 0
     for pair in pairs:
         print(f"{pair.room}: {pair.form}, {pair.target_gb:g} GB, draft {pair.draft_gb:g} GB, {pair.licence}")
-        print(f"  {pair.measured}\n  forerun serve {pair.target}\n  forerun edge --draft {pair.draft}\n")
+        both = f"forerun serve {pair.target}\n  forerun edge --draft {pair.draft}"
+        one = f"forerun local --target {pair.target} --draft {pair.draft}"
+        print(f"  {pair.measured}\n  {one if pair.is_local else both}\n")
+    for each in others:
+        print(f"A draft (`forerun edge` compares its tokens with the target's):\n  forerun pull {each}")
     print("\n".join(["Files here with the same tokens:", *(f"  {each}" for each in files)] if files else []))
     return 0
 
 
 def _family(name: str) -> str:
     """Return the beginning of a model's name that its drafts share, in lower case, up to its size."""
-    words = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-").split("-")
-    sizes = [place for place, word in enumerate(words) if word[:1].isdigit() and word.endswith("b")]
+    words = MAKERS.sub("", name.rstrip("/").rpartition("/")[2].lower().replace("_", "-"), 1).split("-")
+    sizes = [place for place, word in enumerate(words) if re.fullmatch(r"[0-9.]+[bm]", word)]
     return "-".join(words[: sizes[0]] if sizes else words)
 
 

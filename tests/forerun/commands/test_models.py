@@ -9,7 +9,7 @@ import pytest
 
 from common.llama import load_trial
 from forerun.cli import main
-from forerun.commands.models import PAIRS
+from forerun.commands.models import DRAFTS, PAIRS
 from forerun.demo_pair import DRAFT_GGUF as DRAFT
 from tests.support.hub import REPOSITORY, Hub, serving_hub
 
@@ -52,15 +52,38 @@ def test_a_file_that_is_here_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert _told(capsys, "pull", str(path)) == {"file": str(path)}
 
 
-@pytest.mark.parametrize("asked", [*(pair.target for pair in PAIRS), "qwen2.5-coder-14b-q8_0.gguf"])
+@pytest.mark.parametrize(
+    "asked", [*dict.fromkeys(pair.target for pair in PAIRS), "qwen2.5-coder-14b-q8_0.gguf"]
+)
 def test_a_known_targets_drafts_are_told(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = _told(capsys, "models", "--drafts-for", asked)["pairs"]
     assert isinstance(found, list)
     assert len(found) == len(PAIRS)
 
 
-def test_a_target_without_a_known_draft_is_refused() -> None:
-    assert main(["models", "--drafts-for", "nobodys-model-7b"]) == 2
+@pytest.mark.parametrize(
+    ("asked", "family"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5"),
+        ("hf://bartowski/Qwen_Qwen3-30B-A3B-GGUF/Qwen_Qwen3-30B-A3B-Q4_K_M.gguf", "qwen3"),
+        ("Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", "llama-3.1"),
+        ("google_gemma-3-27b-it", "gemma-3"),
+        ("SmolLM2-360M-Instruct", "smollm2"),
+    ],
+)
+def test_a_draft_of_a_known_family_is_told(
+    asked: str, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _told(capsys, "models", "--drafts-for", asked) == {
+        "pairs": [],
+        "repositories": [DRAFTS[family]],
+        "files": [],
+    }
+
+
+@pytest.mark.parametrize("asked", ["nobodys-model-7b", "Meta-Llama-3-8B-Instruct", "R1-0528-Qwen3-8B"])
+def test_a_target_without_a_known_draft_is_refused(asked: str) -> None:
+    assert main(["models", "--drafts-for", asked]) == 2
 
 
 def test_smaller_files_with_the_same_tokens_are_found(
