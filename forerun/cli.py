@@ -76,6 +76,7 @@ WORDS_ELSEWHERE = {
     "status": ("edge status",),
     "start": ("edge",),
     "stop": ("edge stop",),
+    "restart": ("stop", "edge stop"),
     "logs": ("edge logs",),
     "--hf-repo": ("--model", "--draft"),
     "-hf": ("--model", "--draft"),
@@ -230,12 +231,14 @@ def _show_groups(parser: argparse.ArgumentParser, commands: Any) -> None:
 
 
 def _in_options(argv: Sequence[str]) -> Sequence[str]:
-    """Rewrite `help COMMAND` and `version` as options of argparse."""
-    match argv[:1]:
-        case ["help"]:
-            return [*argv[1:], "--help"]
-        case ["version"]:
-            return ["--version", *argv[1:]]
+    """Rewrite `help COMMAND` and `version` as options of argparse, and `edge start` as `edge`."""
+    match [*argv]:
+        case ["help", *words]:
+            return [*words, "--help"]
+        case ["version", *words]:
+            return ["--version", *words]
+        case ["edge", "start", *words]:
+            return ["edge", *words]
     return argv
 
 

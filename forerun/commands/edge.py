@@ -21,6 +21,7 @@ from edge_client.process.paths import EdgePaths
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
 from forerun.cli import own_version
 from forerun.commands import config as config_command
+from forerun.commands import pair as pairing
 from forerun.commands import process, service
 from forerun.log_format import writing
 from forerun.options import ConfigOption, add_server_words, given_flags, joined_address, loaded, places
@@ -59,6 +60,8 @@ def add_parser(commands: Any) -> None:
     words = "run the daemon on this device: it drafts for verifiers and serves an API to local programs"
     parser = add_command(commands, "edge", words, description=DESCRIPTION)
     add_all_options(parser)
+    words = "first ask for the line that `forerun serve --pair` printed, and connect to that verifier"
+    parser.add_argument("--pair", action="store_true", help=words)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for module in (process, config_command, service):
         module.add_actions(actions)
@@ -74,6 +77,8 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
+    if getattr(options, "pair", False):
+        pairing.connect(pairing.asked())
     paths = places(options)
     setattr(options, LISTEN, joined_address(options, LISTEN, loaded(options, paths).config.api.listen))
     config = loaded(options, paths).config

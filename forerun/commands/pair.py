@@ -16,7 +16,9 @@ import re
 import secrets
 import socket
 import ssl
+import sys
 from dataclasses import dataclass
+from getpass import getpass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ DESCRIPTION = """\
 Connect this device to a verifier on another machine. `forerun serve MODEL --pair` prints the line to run:
 
   forerun pair HOST:PORT KEY
+  forerun edge --pair --draft FILE.gguf     # asks for that line, then runs
 
 The link is TLS. The device keeps the verifier's certificate and its secret, and `forerun edge` uses them."""
 
@@ -105,6 +108,23 @@ def add_parser(commands: Any) -> None:
 
 
 def _pair(options: PairOptions) -> int:
+    connect(options)
+    print("Now: forerun edge --draft FILE.gguf")
+    return 0
+
+
+def asked() -> PairOptions:
+    """Read the line that the verifier printed, typed unseen or from standard input. Raises `UserError`."""
+    is_typed = sys.stdin.isatty()
+    line = getpass("The line that `forerun serve --pair` printed: ") if is_typed else sys.stdin.readline(1024)
+    match line.removeprefix("forerun pair").split():
+        case [address, key]:
+            return PairOptions(address=address, key=key)
+    raise UserError("the line is not whole; copy all of it: forerun pair HOST:PORT KEY")
+
+
+def connect(options: PairOptions) -> None:
+    """Keep what a pairing needs, and say so. Raises `UserError` and `UnavailableError`."""
     address = parse_address(options.address, encrypted=True)
     if not KEY.fullmatch(options.key):
         raise UserError("the key is not whole; copy all of the line: forerun pair HOST:PORT KEY")
@@ -132,8 +152,7 @@ def _pair(options: PairOptions) -> int:
     own["token_file"] = f"{folder / 'pair.secret'}"
     if others := [name for name, value in own.items() if getattr(now, name) != value]:
         note(f"edge.toml or the environment sets verifier.{', verifier.'.join(others)} otherwise")
-    print(f"Paired with {address}. Now: forerun edge --draft FILE.gguf")
-    return 0
+    note(f"paired with {address}")
 
 
 def _settings(address: str) -> str:

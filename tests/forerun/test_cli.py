@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[2]
         (["serve", "--max-model-len", "9"], "--slots"),
         (["run"], "chat"),
         (["start"], "edge"),
+        (["edge", "restart"], "stop"),
         (["stop"], "edge stop"),
         (["logs"], "edge logs"),
     ],
@@ -124,6 +125,11 @@ def test_words_that_may_follow_are_told_to_a_shell(line: str, word: str) -> None
     command = ["sh", "-c", f"{shlex.quote(sys.executable)} -m forerun 8>&1 9>&2 1>/dev/null"]
     told = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=True)
     assert word in told.stdout.replace("\v", " ").split()
+
+
+def test_edge_start_is_edge(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["edge", "start", "--draft", "nothing.gguf"]) == 2
+    assert "nothing.gguf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--version"], ["version"]])

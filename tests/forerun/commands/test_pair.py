@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -86,6 +87,22 @@ async def test_another_certificate_than_the_lines_is_refused_and_nothing_is_kept
             assert await asyncio.to_thread(main, ["pair", address, each]) == 2
     assert not list(paths.config.glob("pair*"))
     assert await asyncio.to_thread(main, ["pair", address, key]) == 1  # nobody listens
+
+
+@pytest.mark.parametrize("before", ["forerun pair ", ""])
+async def test_the_daemon_takes_the_line_unseen(
+    before: str, paths: EdgePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = ["edge", "--pair", "--draft", "nothing.gguf"]
+    async with verifier() as system:
+        address, key = line(paths, system)
+        for given in ("", address, f"{address} {key[:-1]}", f"{address} {key} more"):
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{before}{given}\n"))
+            assert await asyncio.to_thread(main, start) == 2
+        assert not list(paths.config.glob("pair*"))
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{before}{address} {key}\n"))
+        assert await asyncio.to_thread(main, start) == 2  # there is no such draft
+    assert configured(paths).verifier.addresses == (system.address,)
 
 
 async def test_a_paired_devices_doctor_finds_the_link_whole(paths: EdgePaths) -> None:
