@@ -62,16 +62,20 @@ class Client:
 
     async def again(self, name: str) -> bytes:
         """Read an ended stream again from its beginning, then delete it."""
+        path = f"/v1/stream?conv_id={quote(name)}"
+        answer, content = await self._ask("GET", f"{path}&from=0")
+        if answer.status != 200:
+            raise Violation(f"{name}: cannot be read again: {answer.status} {content[:200]!r}")
+        await self._ask("DELETE", path)  # again if its answer is lost, and then there is no such stream
+        return content
+
+    async def _ask(self, method: str, path: str) -> tuple[HttpAnswer, bytes]:
+        """Ask until an answer comes; return it with its content, if the method has any."""
         while True:
             try:
                 async with HttpClient(self._address) as http:
-                    answer = await http.ask("GET", f"/v1/stream?conv_id={quote(name)}&from=0")
-                    content = await http.body()
-                if answer.status != 200:
-                    raise Violation(f"{name}: cannot be read again: {answer.status} {content[:200]!r}")
-                async with HttpClient(self._address) as http:
-                    await http.ask("DELETE", f"/v1/stream?conv_id={quote(name)}")
-                return content
+                    answer = await http.ask(method, path)
+                    return answer, await http.body() if method == "GET" else b""
             except BrokenError:
                 await asyncio.sleep(PAUSE)
 

@@ -19,7 +19,7 @@ from edge_client.texts.resume import Journal
 from edge_client.texts.text_service import TextService, TextSettings
 from lab.benchmarks.daemon import Reading, Told, Violation
 from lab.benchmarks.faults.draws import DrawnFault, FaultJob, Kind, draw_job
-from lab.benchmarks.faults.run import RunSettings, compare, run
+from lab.benchmarks.faults.run import Client, RunSettings, compare, run
 from lab.benchmarks.faults.stage import LinkFaults
 from simulator.proxy import Link
 from tests.edge_client.api.world import TEMPLATE, Letters, Seats
@@ -89,6 +89,23 @@ def test_rounding_may_change_a_text_of_other_verifiers_but_not_one_that_was_show
     assert not compare(read(WHOLE), WHOLE, other, exact=False)
     with pytest.raises(Violation, match="another stream"):
         compare(read(WHOLE), WHOLE[:-1], other, exact=False)
+
+
+async def test_a_deletion_whose_answer_is_lost_loses_no_text() -> None:
+    methods = list[bytes]()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        methods.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        there, told = methods.count(b"DELETE") == 0, methods != [b"GET", b"DELETE"]
+        writer.write(
+            b"HTTP/1.1 %d X\r\ncontent-length: 4\r\n\r\nabcd" % (200 if there else 404) if told else b""
+        )
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        assert await Client(f"{host}:{port}", lambda name: None).again("talk") == b"abcd"
+    assert methods == [b"GET", b"DELETE", b"DELETE"]
 
 
 class TinyStage:
