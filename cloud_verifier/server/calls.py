@@ -30,7 +30,6 @@ from common.errors import (
 )
 from common.messages import Open, Opened, ServerMessage
 from common.pb import verifier_pb2 as pb
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.wire.codec import decode_request, encode_response
 from common.wire.describe import Description, TokenTable, VerifierLoad, encode_description, table_bytes
@@ -51,10 +50,6 @@ RICH_DETAILS_KEY = "grpc-status-details-bin"
 `common.wire.status`."""
 
 NO_CHAT = Chat("")
-
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VerifierService"].full_name
-
-SESSION = f"/{SERVICE_NAME}/Session"
 
 
 class Framing:
@@ -84,7 +79,7 @@ class Framing:
         return opened if asked is None else replace(opened, privacy=level)
 
 
-class VerifierService(pb_grpc.VerifierServiceServicer):
+class VerifierService:
     """Serves session streams and `Describe` of one worker. `identity` identifies callers, `privacy` is the
     least level, and `denied` is the deny list."""
 

@@ -14,17 +14,17 @@ from grpc_reflection.v1alpha import reflection
 from cloud_verifier.core.engine_protocol import TargetInfo
 from cloud_verifier.identity.identity import EVERYBODY, Identity
 from cloud_verifier.identity.server_tls import LiveServerTls, ServerTls
-from cloud_verifier.server.calls import SERVICE_NAME, SESSION, VerifierService
+from cloud_verifier.server.calls import VerifierService
 from cloud_verifier.server.interceptor import Guard
 from cloud_verifier.server.lifecycle import FLUSH_TIME, NO_FILES, Lifecycle
 from cloud_verifier.server.worker import Worker
 from cloud_verifier.telemetry.monitor import DENIED
 from common.config.live_files import LiveFiles
 from common.errors import UserError
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.wire.describe import TokenTable
 from common.wire.grpc_options import server_options, session_bytes
+from common.wire.service import SERVICE_NAME, SESSION, add_service
 from common.wire.wire_fields import check_request
 
 
@@ -82,7 +82,7 @@ class Server:
             options=server_options(message_bytes=session_bytes(most)),
             interceptors=(Guard({SESSION: lambda data: check_request(data, most)}),),
         )
-        pb_grpc.add_VerifierServiceServicer_to_server(self._service, server)
+        add_service(self._service, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)

@@ -17,13 +17,13 @@ import grpc.aio
 from common.errors import ForerunError, LocalError, PeerError, UnavailableError
 from common.messages import ClientMessage, Open, Opened, ServerMessage
 from common.pb import verifier_pb2 as pb
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.vocabulary import Vocabulary, explain_mismatch
 from common.wire.codec import decode_response, encode_request, is_idle
 from common.wire.describe import Description, decode_description
 from common.wire.grpc_options import KEY_ENTRY, Options, channel_options, host_and_port, is_loopback
 from common.wire.padding import down_grain, pad, pad_open, up_grain
+from common.wire.service import VerifierStub
 from common.wire.status import to_error
 from edge_client.network.client_tls import LiveClientTls, Metadata, TlsSettings
 
@@ -112,7 +112,7 @@ class VerifierConnection:
     def __init__(self, channel: grpc.aio.Channel, metadata: Callable[[], Metadata] = lambda: ()) -> None:
         self.channel = channel
         self.metadata = metadata
-        self.stub = pb_grpc.VerifierServiceStub(channel)
+        self.stub = VerifierStub(channel)
         self.num_streams = 0
         self.has_answered = False
         self._retired = False

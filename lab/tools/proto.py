@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE_DIR = ROOT / "proto" / "forerun" / "v1"
 PACKAGE = "common/pb"
 SOURCES = ("verifier",)
-STUBS = tuple(f"{name}_pb2{ending}" for name in SOURCES for ending in (".py", ".pyi", "_grpc.py"))
+STUBS = tuple(f"{name}_pb2{ending}" for name in SOURCES for ending in (".py", ".pyi"))
 
 
 def protoc_arguments(source_dir: Path, out_dir: Path) -> list[str]:
@@ -32,7 +32,6 @@ def protoc_arguments(source_dir: Path, out_dir: Path) -> list[str]:
         f"-I{well_known}",
         f"--python_out={out_dir}",
         f"--pyi_out={out_dir}",
-        f"--grpc_python_out={out_dir}",
         *(f"{PACKAGE}/{name}.proto" for name in SOURCES),
     ]
 

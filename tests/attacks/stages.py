@@ -16,9 +16,9 @@ import grpc.aio
 from common.errors import UnavailableError
 from common.messages import Open
 from common.pb import verifier_pb2 as pb
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
+from common.wire.service import VerifierStub
 from edge_client.network.client_tls import TlsSettings
 from lab.benchmarks.http_stream import BrokenError, HttpClient
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port, own_places
@@ -234,7 +234,7 @@ class VerifierStage(Stage):
                 self.address = json.loads(found[-1])["listening"]
                 break
         async with self.channel() as channel:
-            stub = pb_grpc.VerifierServiceStub(channel)
+            stub = VerifierStub(channel)
             self.described = await stub.Describe(
                 pb.DescribeRequest(include_vocabulary=True, include_chat_template=True),
                 metadata=self.metadata(HONEST),

@@ -18,17 +18,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import Quotas
 from cloud_verifier.identity.caller_files import live_limits
-from cloud_verifier.server.calls import SERVICE_NAME
 from cloud_verifier.server.lifecycle import FLUSH_TIME
 from cloud_verifier.telemetry.monitor import TENANT_LIMITS
 from common.acceptance import LOSSLESS, Draft, make_acceptance
 from common.errors import LocalError
 from common.messages import ClientMessage, Close, Open, Propose
 from common.pb import verifier_pb2 as pb
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
 from common.wire.describe import VerifierLoad
+from common.wire.service import SERVICE_NAME, VerifierStub
 from edge_client.network.channel import VerifierChannel
 from tests.support.tiny import EOS, TABLE, VOCABULARY, complete, running
 from tests.worlds.models import target_alone
@@ -91,7 +90,7 @@ async def status_of(
         await asyncio.sleep(20)
 
     async with grpc.aio.insecure_channel(address) as channel:
-        call = pb_grpc.VerifierServiceStub(channel).Session(stream())
+        call = VerifierStub(channel).Session(stream())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
@@ -126,7 +125,7 @@ async def test_grammars_are_compiled_only_for_admitted_sessions() -> None:
         running(SchedulerConfig(max_sessions=1)) as system,
         grpc.aio.insecure_channel(system.address) as channel,
     ):
-        first = pb_grpc.VerifierServiceStub(channel).Session()
+        first = VerifierStub(channel).Session()
         await first.write(encode_request(replace(GOOD, fill=False)))
         await first.read()
         code, details = await status_of(system.address, [bad])
@@ -137,7 +136,7 @@ async def test_grammars_are_compiled_only_for_admitted_sessions() -> None:
 
 async def test_a_half_close_is_not_a_goodbye() -> None:
     async with running(step_time=0.01) as system, grpc.aio.insecure_channel(system.address) as channel:
-        call = pb_grpc.VerifierServiceStub(channel).Session(iter([encode_request(GOOD)]))
+        call = VerifierStub(channel).Session(iter([encode_request(GOOD)]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in call:
                 pass
@@ -146,7 +145,7 @@ async def test_a_half_close_is_not_a_goodbye() -> None:
 
 async def test_close_is_answered_by_finish() -> None:
     async with running(step_time=0.01) as system, grpc.aio.insecure_channel(system.address) as channel:
-        call = pb_grpc.VerifierServiceStub(channel).Session()
+        call = VerifierStub(channel).Session()
         await call.write(encode_request(GOOD))
         await call.read()
         await call.write(encode_request(Close()))
@@ -206,7 +205,7 @@ async def test_a_heartbeat_that_breaks_during_a_drain_raises_its_cause() -> None
 async def refused(address: str, **call: Any) -> grpc.aio.AioRpcError:
     """How a stream with a good `Open` is refused."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stream = pb_grpc.VerifierServiceStub(channel).Session(**call)
+        stream = VerifierStub(channel).Session(**call)
         await stream.write(encode_request(GOOD))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             async for _ in stream:
@@ -220,7 +219,7 @@ async def test_a_session_that_outlives_the_drain_ends_with_unavailable() -> None
         running(step_time=0.01) as system,
         grpc.aio.insecure_channel(system.address) as channel,
     ):
-        call = pb_grpc.VerifierServiceStub(channel).Session()
+        call: Any = VerifierStub(channel).Session()
         await call.write(encode_request(GOOD))
         await call.read()
         draining = asyncio.create_task(system.server.drain(0.1))
@@ -275,7 +274,7 @@ async def test_a_refusal_says_when_to_come_again_and_a_changed_file_holds_at_onc
         running(tenant_key="x-tenant", files={TENANT_LIMITS: limits}) as system,
         grpc.aio.insecure_channel(system.address) as channel,
     ):
-        stub = pb_grpc.VerifierServiceStub(channel)
+        stub = VerifierStub(channel)
 
         async def write(code: grpc.StatusCode) -> Any:
             call = stub.Session(metadata=acme)
@@ -307,7 +306,7 @@ async def test_a_stream_too_many_is_refused_before_it_says_anything(tmp_path: Pa
         running(tenant_key="x-tenant", files={TENANT_LIMITS: live_limits(path)}) as system,
         grpc.aio.insecure_channel(system.address) as channel,
     ):
-        stub = pb_grpc.VerifierServiceStub(channel)
+        stub = VerifierStub(channel)
         begun = [stub.Session(metadata=acme) for _ in range(2)]
         for call in begun:
             await call.write(REQUEST)

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import grpc.aio
 import numpy as np
@@ -20,9 +21,9 @@ from cloud_verifier.telemetry.collector import registry
 from cloud_verifier.telemetry.snapshot import Snapshot, overview
 from common.messages import ClientMessage, Open, Propose
 from common.pb import verifier_pb2 as pb
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import encode_request
+from common.wire.service import VerifierStub
 from edge_client.network.generation import Generation
 from forerun.commands.verifier_table import as_json, table
 from forerun.log_format import FORMATS, writing
@@ -100,7 +101,7 @@ STREAMS: tuple[Sequence[ClientMessage], ...] = (
 """Texts that go well, and every way in which a client's own numbers and words come into an error."""
 
 
-async def talk(stub: pb_grpc.VerifierServiceStub, messages: Sequence[ClientMessage]) -> None:
+async def talk(stub: VerifierStub, messages: Sequence[ClientMessage]) -> None:
     """A whole stream, however it ends."""
     call = stub.Session(metadata=(("x-tenant", "acme"),))
     with contextlib.suppress(grpc.aio.AioRpcError):
@@ -111,11 +112,11 @@ async def talk(stub: pb_grpc.VerifierServiceStub, messages: Sequence[ClientMessa
 
 
 @contextlib.asynccontextmanager
-async def telling() -> AsyncIterator[tuple[Worker, pb_grpc.VerifierServiceStub]]:
+async def telling() -> AsyncIterator[tuple[Worker, VerifierStub]]:
     worker = Worker(Teller(), VerifyScheduler(INFO))
     server = Server(worker, INFO, (), "127.0.0.1:0", HeaderIdentity("x-tenant"))
     async with server, grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        yield worker, pb_grpc.VerifierServiceStub(channel)
+        yield worker, VerifierStub(channel)
 
 
 PAGES: dict[str, Callable[[Snapshot], str]] = {
@@ -133,7 +134,7 @@ async def test_no_log_metric_or_view_shows_prompts_or_texts(style: str) -> None:
         async with telling() as (worker, stub):
             for messages in STREAMS:
                 await talk(stub, messages)
-            open_call = stub.Session(metadata=(("x-tenant", "acme"),))
+            open_call: Any = stub.Session(metadata=(("x-tenant", "acme"),))
             await open_call.write(encode_request(opening(fill=False)))
             await open_call.read()
             await open_call.write(encode_request(proposal(TEXT[2], TEXT[0], *DRAFT)))

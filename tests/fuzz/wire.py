@@ -17,8 +17,8 @@ import grpc
 import grpc.aio
 
 from cloud_verifier.core.limits import SchedulerConfig
-from cloud_verifier.server.calls import SERVICE_NAME
 from common.sampling import SamplingParams
+from common.wire.service import SERVICE_NAME
 from common.wire.status import Status
 from edge_client.network.channel import VerifierChannel
 from schemes.policies.tree import TreePolicy

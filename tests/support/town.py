@@ -18,9 +18,9 @@ from cloud_verifier.identity.token_identity import TokenIdentity, TokenRules, li
 from cloud_verifier.telemetry.monitor import TOKEN_KEYS
 from common.errors import UserError
 from common.messages import Commit, Open, ServerMessage
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.wire.codec import decode_response, encode_request
+from common.wire.service import VerifierStub
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.client_tls import TlsSettings
@@ -128,7 +128,7 @@ async def stub_of(
     """Begins streams of an edge that is not ours, and says what it likes. One that has been refused before it
     said anything tells so where it is read."""
     async with grpc.aio.secure_channel(system.address, tls.credentials()) as channel:
-        stub = pb_grpc.VerifierServiceStub(channel)
+        stub = VerifierStub(channel)
 
         async def begin(request: Open) -> Any:
             call = stub.Session(metadata=metadata)

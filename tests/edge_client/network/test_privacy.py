@@ -8,10 +8,10 @@ import grpc.aio
 import pytest
 
 from common.messages import Open, Opened
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 from common.wire.codec import encode_response
+from common.wire.service import add_service
 from edge_client.core.policies import make_policy
 from edge_client.network.channel import Held, VerifierChannel
 from edge_client.settings import load_config
@@ -41,13 +41,15 @@ async def test_a_stream_tells_the_stricter_of_both_sides(asked: Privacy, demande
 async def test_what_comes_decides_what_holds(privacy: Privacy | None) -> None:
     """A verifier that promises and does not pad is found out; one that does not know privacy holds none."""
 
-    class Liar(pb_grpc.VerifierServiceServicer):
+    class Liar:
+        Describe = None  # not asked for
+
         async def Session(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
             async for _ in requests:
                 yield encode_response(Opened(1, 32, privacy=privacy))
 
     server = grpc.aio.server()
-    pb_grpc.add_VerifierServiceServicer_to_server(Liar(), server)
+    add_service(Liar(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -13,10 +13,10 @@ import pytest
 
 from cloud_verifier.core.limits import SchedulerConfig
 from common.errors import PeerError, UnavailableError, UserError
-from common.pb import verifier_pb2_grpc as pb_grpc
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from common.wire.describe import Description, VerifierLoad, encode_description
+from common.wire.service import add_service
 from edge_client.core.effects import Fallback, Preview
 from edge_client.core.policies import make_policy
 from edge_client.core.verifier_choice import VerifierCandidate, choose
@@ -295,8 +295,9 @@ async def test_the_first_word_is_waited_for_and_no_longer_than_somebody_may_say_
 async def test_a_verifier_that_restarts_unseen_with_another_target_is_known_when_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Replaced(pb_grpc.VerifierServiceServicer):
+    class Replaced:
         target, positions = "first", 64
+        Session = None  # none is opened
 
         async def Describe(self, request: Any, context: Any) -> Any:
             template = f"of {self.target}" if request.include_chat_template else ""
@@ -305,7 +306,7 @@ async def test_a_verifier_that_restarts_unseen_with_another_target_is_known_when
 
     monkeypatch.setattr(module, "FRESH", 0.0)
     server, service = grpc.aio.server(), Replaced()
-    pb_grpc.add_VerifierServiceServicer_to_server(service, server)
+    add_service(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     found = list[Description | None]()
