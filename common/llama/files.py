@@ -19,10 +19,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib import request
@@ -218,37 +216,6 @@ def _asking_the_hub(name: str) -> Iterator[None]:
         raise _failure(name, cause or error) from error
 
 
-def is_public(host: str) -> bool:
-    """Tell whether an IP address belongs neither to this machine nor to a private network."""
-    return ip_address(host).is_global
-
-
-class _Connection(http.client.HTTPSConnection):
-    """Reports the address that it has reached, which a name does not tell."""
-
-    def __init__(self, *words: Any, on_connected: Callable[[str], None], **options: Any) -> None:
-        super().__init__(*words, **options)
-        self._on_connected = on_connected
-
-    def connect(self) -> None:
-        super().connect()
-        self._on_connected(self.sock.getpeername()[0])
-
-
-class _HttpsHandler(request.HTTPSHandler):
-    """Follows no redirect of a public server to this machine or its network, which trusts what runs there."""
-
-    _left = False
-
-    def https_open(self, asked: request.Request) -> Any:
-        return self.do_open(partial(_Connection, on_connected=self._check), asked)
-
-    def _check(self, peer: str) -> None:
-        if self._left and not is_public(peer):
-            raise ConnectionError(f"a redirect leads to {peer}, which is this machine or its network")
-        self._left = is_public(peer)
-
-
 def _from_web(url: str, sha256: str) -> Path:
     """Return the file of an https:// address from huggingface_hub's folder for the files of other programs.
 
@@ -267,7 +234,7 @@ def _from_web(url: str, sha256: str) -> Path:
     web = request.OpenerDirector()  # without HTTPHandler: no redirect leads out of TLS
     for handler in (
         request.ProxyHandler,
-        _HttpsHandler,
+        request.HTTPSHandler,
         request.HTTPRedirectHandler,
         request.HTTPDefaultErrorHandler,
         request.HTTPErrorProcessor,

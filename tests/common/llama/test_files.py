@@ -4,7 +4,6 @@ import errno
 import hashlib
 import shutil
 import ssl
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.errors import CapacityError, ForerunError, UnavailableError, UserError
-from common.llama.files import find_model, is_gguf, is_public, is_remote
+from common.llama.files import find_model, is_gguf, is_remote
 from tests import wording
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serving_hub
 from tests.support.small_server import Handler, serving
@@ -247,37 +246,6 @@ def test_nothing_is_left_of_a_fetch_that_failed(case: str, web: ssl.SSLContext, 
     with wording.raises(kind):
         fetched(web, answer, sha256)
     assert not files_below(home / "assets")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux answers at all of 127.0.0.0/8")
-@pytest.mark.parametrize("public", ["127.0.0.1", "127.0.0.2"])
-def test_a_public_server_leads_to_no_private_one(
-    public: str, web: ssl.SSLContext, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One of two addresses of this machine stands for a public one; only the other way is open."""
-    monkeypatch.setattr("common.llama.files.is_public", lambda host: host == public)
-    asked = list[str]()
-
-    def model(request: Handler) -> None:
-        asked.append(request.path)
-        request.reply(200, MODEL)
-
-    with serving(model, tls=web, host="127.0.0.2") as place:
-        answer = redirected_to(f"https://{place}/f.gguf")
-        if public == "127.0.0.2":
-            assert Path(fetched(web, answer)).read_bytes() == MODEL
-            return
-        with wording.raises(UnavailableError):
-            fetched(web, answer)
-    assert not asked
-    assert not files_below(home / "assets")
-
-
-def test_addresses_of_this_machine_and_its_network_are_not_public() -> None:
-    private = ("127.0.0.1", "::1", "10.0.0.7", "169.254.169.254", "fe80::1%lo", "::ffff:127.0.0.1")
-    assert not any(is_public(each) for each in private)
-    assert is_public("1.1.1.1")
-    assert is_public("2606:4700:4700::1111")
 
 
 def test_a_full_disk_is_named(web: ssl.SSLContext, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
