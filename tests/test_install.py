@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import UnavailableError
-from forerun import demo_pair, prompts
 from forerun.wheel import renamed, stage
+from training import demo_pair, prompts
 
 ROOT = Path(__file__).resolve().parent.parent
 

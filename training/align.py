@@ -15,10 +15,10 @@ from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
 from common.sampling import SamplingParams
-from forerun import demo_pair
 from forerun.terminal import note, table
 from simulator.link_spec import LinkSpec
 from simulator.schemes import FORERUN, SERVER_STREAMING
+from training import demo_pair
 from training.logged_texts import HELD_OUT_EVERY, LogOptions, logged_lessons
 from training.record import target_step_ms
 from training.target_texts import BATCH, divided, kept_texts, new_texts

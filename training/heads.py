@@ -16,8 +16,8 @@ from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.llama.files import hash_of
 from common.sampling import SamplingParams
-from forerun import demo_pair
 from forerun.terminal import note, table
+from training import demo_pair
 from training.logged_texts import LogOptions, logged_texts
 from training.options import ms
 from training.target_texts import LONGEST_PROMPT, TextsOptions, divided, kept_texts, new_texts

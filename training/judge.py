@@ -23,12 +23,12 @@ from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
 from edge_client.process.client import connect
 from edge_client.texts.events import TextAdded, TextEnded
-from forerun import demo_pair
 from forerun.chat.asking import TEXT_PATH
 from forerun.chat.following import Following
 from forerun.options import JsonOption, PlaceOption, write_out
 from forerun.terminal import note, table
 from schemes.rules.trained_judge import FloatArray
+from training import demo_pair
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
 from training.options import check_out, open_draft, read_prompts
 from training.record import BATCH, write_texts

@@ -20,12 +20,12 @@ from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
 from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionDrafter
-from forerun import demo_pair
-from forerun.prompts import bundled
 from forerun.terminal import note
 from simulator.knowledge import NUM_CANDIDATES
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
+from training import demo_pair
 from training.options import SAMPLING, SamplingOptions, check_out, open_draft, read_prompts
+from training.prompts import bundled
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime

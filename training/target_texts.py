@@ -16,9 +16,9 @@ from common.errors import UserError
 from common.sampling import SamplingParams
 from edge_client.formats.chat_template import ChatTemplate
 from forerun.options import JsonOption
-from forerun.prompts import bundled
 from forerun.terminal import note
 from training.options import read_prompts
+from training.prompts import bundled
 from training.record import write_texts
 
 if TYPE_CHECKING:

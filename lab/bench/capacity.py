@@ -18,8 +18,7 @@ from common.config.setting import setting
 from common.errors import LocalError, UserError
 from common.sampling import SamplingParams
 from edge_client.core.policies import make_policy
-from forerun import demo_pair, terminal
-from forerun.prompts import bundled
+from forerun import terminal
 from forerun.terminal import note
 from lab.bench.figures import Figures, load_figures, medians, ratio
 from lab.bench.formula import FORMULA, formula_text
@@ -38,7 +37,9 @@ from lab.bench.report import SCHEMA, Machine, ReportOptions, finish, progress_ba
 from lab.bench.stage import Stage
 from lab.rig import check_models
 from simulator.knowledge import Candidates
+from training import demo_pair
 from training.options import ms, open_draft, read_prompts
+from training.prompts import bundled
 
 WARM_TEXTS = 2
 """Warm-up texts: the first step chooses kernels and allocates caches."""

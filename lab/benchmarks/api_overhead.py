@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.prompts import bundled
 from lab.bench.report import finish, parser_of
 from lab.benchmarks.daemon import DaemonProcess
 from lab.rig import START_TIMEOUT, Processes, RigProcess
 from simulator.figures import percentile, rounded
+from training.prompts import bundled
 
 
 async def overhead(daemon: DaemonProcess, verifier: RigProcess, texts: int, tokens: int) -> dict[str, Any]:

@@ -36,8 +36,8 @@ from cloud_verifier.server.serving import SWITCH_INTERVAL
 from cloud_verifier.server.worker import Worker
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
-from forerun.prompts import bundled
 from lab.demo_models import TARGET_DIR
+from training.prompts import bundled
 
 NUM_SLOTS = 16384
 LENGTH = 400

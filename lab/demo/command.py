@@ -15,14 +15,14 @@ from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
 from edge_client.core.policies import make_policy
-from forerun import demo_pair
 from forerun.chat.display import Display, legend
-from forerun.prompts import bundled, some_of
 from forerun.terminal import Painter, note, table
 from lab.demo.comparison import HEADS_ALONE, SchemeComparison, compare
 from lab.rig import Rig, RigSettings, check_models
 from simulator.figures import as_json
 from simulator.schemes import FORERUN, SERVER_STREAMING, SYNC_BEST
+from training import demo_pair
+from training.prompts import bundled, some_of
 
 DESCRIPTION = """\
 Start a verifier with the bundled target model and an edge with the bundled draft model as two processes, with

@@ -5,7 +5,7 @@ Importing the package costs nothing: torch is imported only by the modules that 
 
 from typing import Final
 
-from forerun.demo_pair import DRAFT_GGUF, FOLDER, PROMPTS, TARGET_DIR
+from training.demo_pair import DRAFT_GGUF, FOLDER, PROMPTS, TARGET_DIR
 
 ROOT: Final = FOLDER
 """Directory of this package."""

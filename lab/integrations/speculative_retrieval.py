@@ -25,7 +25,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forerun.prompts import bundled
+from training.prompts import bundled
 
 Write = Callable[[str, str], str]
 """Returns the next stride of a text below a document; empty at the text's end. Equal arguments give equal

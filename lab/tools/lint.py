@@ -26,7 +26,7 @@ ALLOWED = {
         forerun.wheel.stage""",
     "this program wrote the file": """
         edge_client.texts.resume._read edge_client.process.run_file.read_any
-        training.doctest_child.main forerun.prompts.bundled edge_client.api.page.page_routes
+        training.doctest_child.main training.prompts.bundled edge_client.api.page.page_routes
         edge_client.api.app._openapi
         simulator.sweep._has_finished_cells simulator.tables.Table.keep
         simulator.tables.Table.load""",

@@ -3,9 +3,9 @@
 import pytest
 
 from edge_client.texts.events import PreviewAdded, PreviewWithdrawn, TextAdded
-from forerun.prompts import bundled
 from lab import demo_models
 from lab.rig import Rig, RigSettings, TextRecord
+from training.prompts import bundled
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.demo_pair import DRAFT_GGUF
 from lab.rig import Processes, RigProcess, attempts, own_places
 from tests.support.hub import Hub, serving_hub
+from training.demo_pair import DRAFT_GGUF
 
 pytestmark = [pytest.mark.llama, pytest.mark.grpc]
 

@@ -25,7 +25,6 @@ from common.wire.codec import encode_request, encode_response
 from edge_client.core import effects as edge_effects
 from edge_client.core.effects import ModeStatus
 from forerun.cli import build_parser
-from forerun.prompts import bundled
 from lab.demo_models import TARGET_DIR
 from lab.tools.generate import known_metrics
 from simulator.files import read_experiment
@@ -34,6 +33,7 @@ from tests.golden.streams import responses
 from tests.support.played import played
 from tests.worlds.seeds import spec_of
 from tests.worlds.world import World, WorldSpec
+from training.prompts import bundled
 
 DIGITS = 9
 """Of numbers that are no whole ones: the last ones differ between processors."""

@@ -9,10 +9,10 @@ from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.quotas import Quota, Quotas
 from common.messages import Open
 from common.sampling import SamplingParams
-from forerun.prompts import bundled
 from schemes.training_log.records import LogKey, LogWriter
 from schemes.training_log.scheduler import LoggingScheduler
 from tests.support.played import played
+from training.prompts import bundled
 
 
 def fill(

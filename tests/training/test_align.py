@@ -13,12 +13,12 @@ from common.errors import UserError
 from common.llama.model import LlamaModel, LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from edge_client.draft.shared_model import PARALLEL
-from forerun import demo_pair
 from forerun.cli import main
-from forerun.demo_pair import DRAFT_GGUF
 from tests import wording
 from tests.edge_client.draft.tiny_gguf import TinyShape, write_tiny_gguf
 from tests.training.interrupted import interrupted_after
+from training import demo_pair
+from training.demo_pair import DRAFT_GGUF
 from training.draft_weights import DraftWeights, FloatArray
 from training.lessons import Lesson
 from training.losses import coupled_acceptance, forward_kl

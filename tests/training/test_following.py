@@ -16,9 +16,9 @@ from common.llama.load_trial import KeptTable
 from common.sampling import SamplingParams
 from edge_client.draft.canary import VERDICTS, Verdict, Verdicts
 from edge_client.draft.updated_draft import newest
-from forerun import demo_pair
 from schemes.training_log.records import LoggedText, LogWriter
 from tests.training.logged import fill, some_prompts
+from training import demo_pair
 from training.align import AlignOptions, aligned
 from training.following import KEPT, PUBLISHED, Follower, follow
 from training.heads import TrainOptions, trained

@@ -16,11 +16,11 @@ from cloud_verifier.llama.llama_engine import LlamaEngine
 from cloud_verifier.llama.llama_loading import LlamaOptions
 from common.errors import UserError
 from common.sampling import SamplingParams
-from forerun import demo_pair
 from forerun.cli import main
 from schemes.training_log.records import LogKey, LogReader, LogWriter
 from tests import wording
 from tests.training.logged import fill, some_prompts
+from training import demo_pair
 from training.align import AlignOptions
 from training.lessons import read_lesson
 from training.logged_texts import at_temperature, is_held_out, logged_lessons

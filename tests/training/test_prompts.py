@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
-from forerun.prompts import some_of
 from tests import wording
 from training.options import read_prompts
+from training.prompts import some_of
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from forerun.demo_pair import DRAFT_GGUF
-from forerun.prompts import bundled
 from lab.bench.report import finish, parser_of, table
 from lab.benchmarks.faults.draws import RESTARTS, WEIGHTS, draw_job
 from lab.benchmarks.faults.run import Result, RunSettings, run
 from lab.benchmarks.faults.stage import RealStage
 from lab.demo_models import TARGET_DIR
+from training.demo_pair import DRAFT_GGUF
+from training.prompts import bundled
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

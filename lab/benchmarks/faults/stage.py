@@ -16,13 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Protocol
 
-from forerun.demo_pair import DRAFT_GGUF
 from lab.benchmarks.daemon import DaemonProcess
 from lab.benchmarks.faults.draws import NUM_SIDES, DrawnFault, Kind
 from lab.benchmarks.processes import LoggedProcess, attempts, free_port
 from lab.demo_models import TARGET_DIR
 from lab.rig import VERIFIER, Processes
 from simulator.proxy import Hold, Link, LinkDirection, both_ways
+from training.demo_pair import DRAFT_GGUF
 
 DRAIN_TIME = 2
 """Seconds that a verifier which drains waits for its sessions."""

@@ -25,7 +25,6 @@ from common.llama import load_trial
 from common.llama.model import LlamaSettings
 from common.llama.runtime import LlamaRuntime
 from common.sampling import SamplingParams
-from forerun.demo_pair import DRAFT_GGUF
 from lab.benchmarks.llama_repeats import count_repeats
 from tests.edge_client.draft.tiny_architectures import (
     ARCHITECTURES,
@@ -36,6 +35,7 @@ from tests.edge_client.draft.tiny_architectures import (
 from tests.edge_client.draft.tiny_gguf import END_OF_TEXT, Fields, TinyShape, write_copy, write_tiny_gguf
 from tests.real.models import Alone
 from tests.support.served import written
+from training.demo_pair import DRAFT_GGUF
 
 pytestmark = [pytest.mark.llama]
 

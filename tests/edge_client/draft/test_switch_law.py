@@ -14,9 +14,9 @@ from common.sampling import SamplingParams
 from edge_client.process.client import connect
 from edge_client.process.paths import find_paths
 from edge_client.texts.events import TextAdded
-from forerun import demo_pair
 from lab.rig import Processes, RigEdge, own_places
 from tests.edge_client.draft.tiny_gguf import write_adapter
+from training import demo_pair
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc, pytest.mark.slow]
 

@@ -15,8 +15,8 @@ from edge_client.process.paths import find_paths
 from edge_client.texts.events import TextAdded, TextEnded
 from forerun.cli import main
 from forerun.commands import edge, local
-from forerun.demo_pair import DRAFT_GGUF, PROMPTS, TARGET_DIR
 from lab.rig import Processes, RigEdge, attempts, own_places
+from training.demo_pair import DRAFT_GGUF, PROMPTS, TARGET_DIR
 
 pytestmark = [pytest.mark.torch, pytest.mark.llama, pytest.mark.grpc]
 

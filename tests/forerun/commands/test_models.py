@@ -10,8 +10,8 @@ import pytest
 from common.llama import load_trial
 from forerun.cli import main
 from forerun.commands.models import DRAFTS, PAIRS
-from forerun.demo_pair import DRAFT_GGUF as DRAFT
 from tests.support.hub import REPOSITORY, Hub, serving_hub
+from training.demo_pair import DRAFT_GGUF as DRAFT
 
 MODEL = b"GGUF" + bytes(40)
 

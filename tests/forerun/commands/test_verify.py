@@ -14,8 +14,8 @@ import pytest
 
 from cloud_verifier.server.serving import warn_of_plain_text
 from forerun.cli import main
-from forerun.demo_pair import DRAFT_GGUF
 from tests.cloud_verifier.configured import configured
+from training.demo_pair import DRAFT_GGUF
 
 TARGET = Path(__file__).parents[3] / "lab" / "demo_models" / "target"
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from forerun.demo_pair import HEADS
 from lab.demo_models import DRAFT_GGUF, PROMPTS, TARGET_DIR
 from lab.demo_models.corpus import held_out_functions
+from training.demo_pair import HEADS
 
 MAX_DIFFERENCE = 1e-4
 """Bound on a logit's difference, f32 on both sides: each sums in its own order. 2.9e-5 was measured on

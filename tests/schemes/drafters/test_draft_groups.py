@@ -21,7 +21,6 @@ from edge_client.core.effects import DraftRow, Expansion, ReadingTime, Reroot
 from edge_client.draft.group import DraftGroup, MemberDrafter
 from edge_client.draft.measure_pace import PaceTables
 from edge_client.draft.shared_model import PARALLEL, OtherModel, SharedDraftModel
-from forerun.demo_pair import DRAFT_GGUF
 from schemes.drafters.beside import BesideGroup, merged
 from schemes.drafters.cascade import CHAIN, CascadeGroup
 from schemes.drafters.parallel import ParallelGroup
@@ -49,6 +48,7 @@ from tests.schemes.drafters.test_translated_texts import (
     words,
     written,
 )
+from training.demo_pair import DRAFT_GGUF
 
 pytestmark = pytest.mark.llama
 

@@ -10,7 +10,7 @@ from edge_client.process import run_file as daemon_file
 from edge_client.process.paths import chosen_paths
 from edge_client.process.run_file import this_process
 from forerun.cli import main
-from forerun.demo_pair import DRAFT_GGUF
+from training.demo_pair import DRAFT_GGUF
 
 pytestmark = pytest.mark.llama
 

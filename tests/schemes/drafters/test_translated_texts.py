@@ -25,10 +25,10 @@ from edge_client.draft.group import MemberDrafter
 from edge_client.draft.shared_model import SharedDraftModel
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
-from forerun.demo_pair import DRAFT_GGUF
 from schemes.drafters.translation import Translation
 from tests import wording
 from tests.schemes.drafters.test_translation import permuted
+from training.demo_pair import DRAFT_GGUF
 from training.trimming import Trimming
 
 pytestmark = [pytest.mark.llama, pytest.mark.grpc, pytest.mark.slow]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from common.errors import UnavailableError, UserError
-from forerun import demo_pair
+from training import demo_pair
 
 
 def bundled() -> list[str]:
