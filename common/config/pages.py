@@ -1,4 +1,4 @@
-"""Present the settings as a commented file, as the whole configuration, and as reference tables."""
+"""Present the settings as a commented file, and as the whole configuration."""
 
 from __future__ import annotations
 
@@ -11,15 +11,6 @@ from common.config.merge import Loaded
 from common.config.setting import Config, Entry, Schema, Value, as_toml
 
 WIDTH = 100
-SHORT_FORMS = {
-    "a whole number of ": "",
-    "a number of ": "",
-    "a list of texts, each ": "list, each ",
-    "the path of a file": "file",
-    "true or false": "boolean",
-    "a text": "text",
-}
-"""Phrases of `Entry.allowed`, and what stands for them in a table."""
 
 
 def commented_file(schema: Schema[Config], head: str) -> str:
@@ -80,30 +71,6 @@ def _variants(schema: Schema[Config], loaded: Loaded[Config]) -> Mapping[str, Co
 def _own(schema: Schema[Config], loaded: Loaded[Config], name: str) -> list[Entry]:
     """Return the settings that this variant has of its own."""
     return [entry for entry in schema.in_variant(name) if entry.name in loaded.origins]
-
-
-def reference(schema: Schema[Config]) -> str:
-    """Return the settings as Markdown, one table a section."""
-    return "\n".join(_table(schema, name) for name in schema.sections)
-
-
-def _table(schema: Schema[Config], name: str) -> str:
-    lines = [f"\n### [{name}]\n", "| key | default | may be | meaning |", "|---|---|---|---|"]
-    return "\n".join(lines + [_row(schema, entry) for entry in schema.of(name)]) + "\n"
-
-
-def _row(schema: Schema[Config], entry: Entry) -> str:
-    """Return a line of the table. It names the option where that is not made of the setting's name."""
-    default = entry.setting.unset if entry.default is None and entry.setting.unset else as_toml(entry.default)
-    allowed = entry.allowed.replace("|", "\\|")
-    for phrase, short in SHORT_FORMS.items():
-        allowed = allowed.replace(phrase, short)
-    meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
-    if not entry.flags:
-        meaning += " (no option)"
-    elif entry.flags[0] != entry.flag:
-        meaning += f" (`{entry.flags[0]}`)"
-    return f"| {' | '.join((f'`{entry.field}`', f'`{default}`', allowed, meaning))} |"
 
 
 def _line(entry: Entry, value: Value) -> str:

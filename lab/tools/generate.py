@@ -16,7 +16,7 @@ import yaml
 
 from cloud_verifier import settings as verifier
 from cloud_verifier.telemetry.metrics import METRICS, OWN, VLLM, Metric
-from common.config.pages import reference
+from common.config.setting import Config, Entry, Schema, as_toml
 from edge_client import settings as edge
 from lab.tools import openapi
 from lab.tools.clients import table
@@ -25,6 +25,15 @@ ROOT = Path(__file__).resolve().parents[2]
 EDGE_METRICS = ROOT / "edge_client" / "texts" / "device_metrics.py"
 RULES = ROOT / "deploy" / "kubernetes" / "components" / "monitoring" / "alerts.yaml"
 BEGIN, END = "<!-- begin: make generate -->\n", "<!-- end -->\n"
+SHORT_FORMS = {
+    "a whole number of ": "",
+    "a number of ": "",
+    "a list of texts, each ": "list, each ",
+    "the path of a file": "file",
+    "true or false": "boolean",
+    "a text": "text",
+}
+"""Phrases of `Entry.allowed`, and what stands for them in a table."""
 
 
 def files() -> dict[Path, str]:
@@ -54,6 +63,30 @@ def known_metrics() -> frozenset[str]:
     for kind, name in re.findall(r"(Counter|Gauge)MetricFamily\(\s*\"(forerun_edge_\w+)\"", text):
         known.add(f"{name}_total" if kind == "Counter" else name)
     return frozenset(known | {"process_cpu_seconds_total", "process_resident_memory_bytes"})
+
+
+def reference(schema: Schema[Config]) -> str:
+    """Return the settings as Markdown, one table a section."""
+    return "\n".join(_section(schema, name) for name in schema.sections)
+
+
+def _section(schema: Schema[Config], name: str) -> str:
+    lines = [f"\n### [{name}]\n", "| key | default | may be | meaning |", "|---|---|---|---|"]
+    return "\n".join(lines + [_row(schema, entry) for entry in schema.of(name)]) + "\n"
+
+
+def _row(schema: Schema[Config], entry: Entry) -> str:
+    """Return a line of the table. It names the option where that is not made of the setting's name."""
+    default = entry.setting.unset if entry.default is None and entry.setting.unset else as_toml(entry.default)
+    allowed = entry.allowed.replace("|", "\\|")
+    for phrase, short in SHORT_FORMS.items():
+        allowed = allowed.replace(phrase, short)
+    meaning = entry.setting.meaning + (" ¹" if entry.name in schema.fleet_may_set else "")
+    if not entry.flags:
+        meaning += " (no option)"
+    elif entry.flags[0] != entry.flag:
+        meaning += f" (`{entry.flags[0]}`)"
+    return f"| {' | '.join((f'`{entry.field}`', f'`{default}`', allowed, meaning))} |"
 
 
 def _between_marks(page: Path, section: str) -> str:

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config.command_line import add_flags, flags_from
-from common.config.pages import as_json, as_toml_file, commented_file, reference
+from common.config.pages import as_json, as_toml_file, commented_file
 from common.config.setting import Entry, as_toml, from_data
 from edge_client.settings import HEAD, SCHEMA, EdgeConfig, load_config
+from lab.tools.generate import reference
 
 
 def parsed(*words: str) -> dict[str, object]:
