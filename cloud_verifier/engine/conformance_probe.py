@@ -5,8 +5,8 @@ state that runs across sessions, masks that exist only as masks, attention partl
 probe packs sessions of random tokens with shuffled slots, prefills in chunks, evaluates trees and goes on
 below a branch, beyond every sliding window. Then it asks three questions.
 
-1. Is the backend's attention the defined one, at this model's shapes, in the precision that serves?
-   (`attention/check.py`)
+1. Is the backend's attention that of the reference, at this model's shapes, in the precision that serves?
+   (`attention/attention_check.py`)
 2. Is the packed path the same function as transformers alone? Asked in float32, to which a model in half
    precision is widened meanwhile: its rounding would hide a window that is off by one.
 3. In half precision: is the packed path as exact as transformers alone, both held against these float32

@@ -1,4 +1,4 @@
-"""Checks an attention backend against the definition of attention, in the serving precision and shapes.
+"""Checks an attention backend against the reference in float32, in the serving precision and shapes.
 
 A whole model's logits hide errors of attention: in bfloat16 the rounding of many layers is larger than
 one token too many in a window. One call of attention does not hide them. Keys and values here are random, so
@@ -13,13 +13,13 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from cloud_verifier.core.engine_protocol import StepItem, StepPlan
+from cloud_verifier.core.engine_protocol import StepPlan
 from cloud_verifier.engine.attention.attention_units import Cuts
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV
-from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack, path_rows
+from cloud_verifier.engine.attention.torch_ref import TorchRefBackend
+from cloud_verifier.engine.packing import PackedStep, StepLimits, item_of, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,57 +94,12 @@ def attention_error(backend: AttentionBackend, shape: LayerShape, device: torch.
         for step, num_slots in steps(terms.window or NO_WINDOW, backend.cuts):
             rows, query = _random_numbers(shape, num_slots, step.num_rows, trial.spread, generator)
             rows, query = rows.to(device, shape.dtype), query.to(device, shape.dtype).transpose(1, 2)
-            kv = LayerKV(rows, rows[..., : shape.key_depth], rows[..., shape.key_depth :])
+            kv, wide = _layer(rows, shape.key_depth), _layer(rows.float(), shape.key_depth)
             result = backend.prepare(step, device).attend(query, kv, terms)[0].float()
-            expected = attention_by_definition(step, query, kv, terms)
+            expected = TorchRefBackend().prepare(step, device).attend(query.float(), wide, terms)[0]
             error = float((_lengths(result - expected) / _lengths(expected)).max())
             worst = max(worst, error / trial.tolerance[shape.dtype], key=badness)
     return worst
-
-
-def attention_by_definition(step: PackedStep, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
-    """Compute each row over its prefix, its ancestors and itself, in float32, session by session.
-
-    `query` is [1, Hq, T, Dk]; `kv` holds the step's own rows, too. Returns float32 [T, Hq, Dv].
-    """
-    ends = step.starts[1:]
-    queries = [query[0, :, start:end].float() for start, end in zip(step.starts, ends, strict=False)]
-    return torch.cat(
-        [_of_item(item, part, kv, terms) for item, part in zip(step.items, queries, strict=True)]
-    )
-
-
-def _of_item(item: StepItem, query: Tensor, kv: LayerKV, terms: AttentionTerms) -> Tensor:
-    """query float32 [Hq, R, Dk]; returns float32 [R, Hq, Dv]."""
-    share = query.shape[0] // kv.keys.shape[1]
-    slots = torch.from_numpy(np.concatenate((item.prefix_slots, item.slots)).astype(np.int64)).to(
-        query.device
-    )
-    keys = kv.keys[slots].float().repeat_interleave(share, dim=1)  # [L, Hq, Dk]
-    values = kv.values[slots].float().repeat_interleave(share, dim=1)
-    scores = torch.einsum("hrd,lhd->hrl", query, keys) * terms.scaling
-    if terms.softcap is not None:
-        scores = terms.softcap * torch.tanh(scores / terms.softcap)
-    visible = torch.from_numpy(_visible(item, terms.window)).to(query.device)
-    scores = scores.masked_fill(~visible, float("-inf"))
-    if terms.sinks is not None:
-        sinks = terms.sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
-        scores = torch.cat((scores, sinks), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : len(slots)]
-    return torch.einsum("hrl,lhd->rhd", weights, values)
-
-
-def _visible(item: StepItem, window: int | None) -> NDArray[np.bool_]:
-    """Return which of prefix and rows each row sees: bool [R, C + R]."""
-    before = len(item.prefix_slots)
-    positions = np.concatenate((np.arange(before, dtype=np.int32), item.positions))
-    visible = np.zeros((len(item.tokens), len(positions)), dtype=np.bool_)
-    visible[:, :before] = True
-    for row in range(len(visible)):
-        visible[row, [before + above for above in path_rows(item.parents, row)]] = True
-    if window is not None:
-        visible &= positions > item.positions[:, None] - window
-    return visible
 
 
 def steps(reach: int, cuts: Cuts | None = None) -> Iterator[tuple[PackedStep, int]]:
@@ -184,6 +139,10 @@ def _random_numbers(
     kv = torch.randn((num_slots, shape.num_kv_heads, depth + shape.value_depth), generator=generator)
     query = torch.randn((1, num_rows, shape.num_heads, depth), generator=generator)
     return kv, query * (spread / (shape.terms.scaling * depth**0.5))
+
+
+def _layer(rows: Tensor, key_depth: int) -> LayerKV:
+    return LayerKV(rows, rows[..., :key_depth], rows[..., key_depth:])
 
 
 def _lengths(rows: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.attention_check import attention_by_definition
 from cloud_verifier.engine.attention.attention_units import Cuts, WorkCut
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms, LayerKV, StepAttention
 from cloud_verifier.engine.attention.triton_backend import INTERPRETED, TritonBackend
 from cloud_verifier.engine.packing import PackedStep
+from tests.cloud_verifier.engine.attention_definition import attention_by_definition
 from tests.cloud_verifier.engine.attention_rig import layer, query_for
 
 

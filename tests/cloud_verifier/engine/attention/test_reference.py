@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from cloud_verifier.engine.attention.attention_check import attention_by_definition
 from cloud_verifier.engine.attention.backend import AttentionBackend, AttentionTerms
 from cloud_verifier.engine.attention.torch_ref import (
     PADDING_FACTOR,
@@ -13,6 +12,7 @@ from cloud_verifier.engine.attention.torch_ref import (
     partition,
 )
 from cloud_verifier.engine.deterministic.exact_engine import ExactBackend
+from tests.cloud_verifier.engine.attention_definition import attention_by_definition
 from tests.cloud_verifier.engine.attention_rig import SHAPES, TERMS, layer, packed, query_for, terms_of
 
 pytestmark = pytest.mark.torch
