@@ -130,17 +130,6 @@ def promised(confidence: Confidence, scores: Sequence[float]) -> list[float]:
     return [max(MIN_LOGPROB, logprob) for logprob in logprobs]
 
 
-def surprise(confidence: Confidence, scores: Sequence[float], chosen: int | None) -> float:
-    """Return the nats that a choice costs: minus the logarithm of its chance. None is any other token.
-    `scores` must not be empty."""
-    logprobs = promised(confidence, scores)
-    if chosen is not None:
-        return -logprobs[chosen]
-    if len(scores) < FULL_LIST:
-        return -math.log(max(confidence.miss, LEAST_MISS))
-    return -max(MIN_LOGPROB, logprobs[-1] + math.log(confidence.rest))
-
-
 def slopes(
     sharpness: float, rest: float, scores: Sequence[float], chosen: int | None
 ) -> tuple[float, float, float]:

@@ -203,22 +203,12 @@ def rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, count
     return _rank_noisy(scaled if kept is None else scaled[kept], kept, key, count)
 
 
-def process_logits(
-    logits: Logits,
-    params: SamplingParams,
-    prompt: TokenIds | None = None,
-    generated: TokenIds | None = None,
-    allowed: Mask | None = None,
-) -> FloatArray:
+def process_adjusted(adjusted: Logits, params: SamplingParams) -> FloatArray:
     """Return the logits [V] whose softmax is the law of `choose`: filtered tokens are -inf, the best is 0.
 
-    At temperature 0 nothing is scaled or filtered: the best token is never filtered.
+    Grammar, bias and penalties have changed `adjusted` already. At temperature 0 nothing is scaled or
+    filtered: the best token is never filtered.
     """
-    return process_adjusted(adjusted_logits(logits, params, prompt, generated, allowed), params)
-
-
-def process_adjusted(adjusted: Logits, params: SamplingParams) -> FloatArray:
-    """Process logits that grammar, bias and penalties have changed already."""
     scaled = _scaled(adjusted, params)
     kept = None if params.greedy else _kept(scaled, params)
     if kept is None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from common.calibration import (
     FULL_LIST,
     LEAST_MISS,
+    MIN_LOGPROB,
     MISS_WEIGHT,
     MOST_MISS,
     SHIPPED,
@@ -22,7 +23,6 @@ from common.calibration import (
     PriorTable,
     promised,
     slopes,
-    surprise,
 )
 from common.errors import UserError
 from schemes.policies.pacer import StopScorer, features
@@ -81,6 +81,17 @@ class LogLoss:
     learnt_from_fitted: float
     kept: float  # as learnt_from_shipped, and each text begins with what those before it taught
     hindsight: float  # the one confidence that fits these very texts best
+
+
+def surprise(confidence: Confidence, scores: Sequence[float], chosen: int | None) -> float:
+    """Return the nats that a choice costs: minus the logarithm of its chance. None is any other token.
+    `scores` must not be empty."""
+    logprobs = promised(confidence, scores)
+    if chosen is not None:
+        return -logprobs[chosen]
+    if len(scores) < FULL_LIST:
+        return -math.log(max(confidence.miss, LEAST_MISS))
+    return -max(MIN_LOGPROB, logprobs[-1] + math.log(confidence.rest))
 
 
 def split(recordings: Iterable[Recording]) -> list[TextSplit]:

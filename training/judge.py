@@ -18,7 +18,7 @@ from common.config.setting import REQUIRED, setting
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
-from edge_client.core.effects import DraftRow, Reroot, SessionDrafter
+from edge_client.core.effects import DraftRow, Reroot
 from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
 from edge_client.process.client import connect
@@ -32,6 +32,7 @@ from training import demo_pair
 from training.judging import ANSWERS, AnswerOf, Fit, Tokens, answers_by, fit, mine
 from training.options import check_out, open_draft, read_prompts
 from training.record import BATCH, write_texts
+from training.session_drafter import SessionDrafter
 
 if TYPE_CHECKING:
     from cloud_verifier.engine.torch_engine import TorchEngine

@@ -19,13 +19,14 @@ from common.errors import UserError
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary, explain_mismatch
-from edge_client.core.effects import DraftRow, Expansion, Reroot, SessionDrafter
+from edge_client.core.effects import DraftRow, Expansion, Reroot
 from forerun.terminal import note
 from simulator.knowledge import NUM_CANDIDATES
 from simulator.recordings import RecordedText, Recording, RecordingHeader, write_recording
 from training import demo_pair
 from training.options import SAMPLING, SamplingOptions, check_out, open_draft, read_prompts
 from training.prompts import bundled
+from training.session_drafter import SessionDrafter
 
 if TYPE_CHECKING:
     from common.llama.runtime import LlamaRuntime

@@ -1,11 +1,10 @@
-"""Types of the edge's core: the drafter's interface, the effects, the configuration and the counts."""
+"""Types of the edge's core: nodes to draft, the effects, the configuration and the counts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from common.acceptance import COUPLED, MAX_TOKENS, Acceptance, Draft
 from common.calibration import Prior
@@ -14,7 +13,7 @@ from common.messages import MAX_TOP_LOGPROBS, Close, FinishReason, Open, Propose
 from common.privacy import Privacy
 from common.sampling import SamplingParams
 
-# The interface between the edge session and a drafter: nodes to expand, and their candidates.
+# Between the edge session and a drafter: nodes to expand, and their candidates.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +84,6 @@ class Reroot:
 
     committed: tuple[tuple[int, int], ...]
     dead: tuple[int, ...]
-
-
-class SessionDrafter(Protocol):
-    """Runs the draft model for one session at a time. One thread calls it."""
-
-    @property
-    def reading(self) -> ReadingTime:
-        """The committed tokens that the latest `expand` read."""
-        ...
-
-    def start(self, tokens: Sequence[int], tip: int, sampling: SamplingParams, plain: int = 0) -> None:
-        """Begin anew on a prompt's token ids; the last is the tip, node id `tip`. With `plain` above 0 rank
-        that many candidates without the noise; with 0 the drafter's own number, with the noise."""
-        ...
-
-    def expand(self, rows: Sequence[DraftRow]) -> list[Expansion]:
-        """Evaluate the rows, in one batch if possible; return the answers in the order of `rows`."""
-        ...
-
-    def reroot(self, change: Reroot) -> None:
-        """Keep the nodes below the new tip, free the rest. Cheap: no model evaluation."""
-        ...
 
 
 class Mode(Enum):

@@ -489,7 +489,7 @@ class DraftGroup:
 
 @dataclass(slots=True)
 class MemberDrafter:
-    """Presents a group's member as a `SessionDrafter`. `expand` blocks until the draft step has ended.
+    """Drafts for one text by a group's member. `expand` blocks until the draft step has ended.
 
     Answers to other members stay in `answers`. All drafters of a group must share that mapping.
     """

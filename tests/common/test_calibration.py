@@ -20,9 +20,9 @@ from common.calibration import (
     PriorTable,
     promised,
     slopes,
-    surprise,
 )
 from common.sampling import SamplingParams
+from training.fitting import surprise
 
 ranked_scores = st.lists(st.floats(-8.0, 8.0), min_size=1, max_size=8).map(lambda s: sorted(s, reverse=True))
 

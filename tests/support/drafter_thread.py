@@ -17,10 +17,10 @@ from edge_client.core.effects import (
     MoveTip,
     Outcome,
     ReadingTime,
-    SessionDrafter,
     StartDrafter,
 )
 from tests.worlds.models import begin
+from training.session_drafter import SessionDrafter
 
 Job = tuple[DraftEffect, Drafted | None]
 

@@ -130,12 +130,6 @@ def choose_eagerly(logits: Tensor, table: ChoiceTable) -> Tensor:
     return result
 
 
-def choose_on_device(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[IntArray, FloatArray]:
-    """Return choices int32 [O] and margins float32 [O] of logits float32 [O, V]. Raises as `finish`."""
-    table = ChoiceTable.of(rows)
-    return finish(logits, choose_eagerly(logits, table), table)
-
-
 def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray, FloatArray]:
     """Return choices int32 [O] and margins float32 [O] on the host, of `choose_plain` and of late rows.
 

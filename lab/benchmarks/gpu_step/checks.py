@@ -21,7 +21,7 @@ from cloud_verifier.engine.conformance_probe import probe
 from cloud_verifier.engine.graphs import Capture, DeviceRunner
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.packing import PackedStep, StepLimits, pack
-from cloud_verifier.engine.sampling.device_choice import choose_on_device
+from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_eagerly, finish
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choose_on_host
 from cloud_verifier.engine.torch_engine import TorchEngine
 from cloud_verifier.engine.torch_loading import release, take_memory
@@ -134,7 +134,8 @@ def choice_errors(device: torch.device, num_rows: int, vocab_size: int) -> dict[
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 3.0
     kinds = [SAMPLINGS[index % len(SAMPLINGS)] for index in range(num_rows)]
     rows = [ChoiceRow(dataclasses.replace(kind, seed=7 * n), n) for n, kind in enumerate(kinds)]
-    choices, margins = choose_on_device(logits.to(device), rows)
+    there, table = logits.to(device), ChoiceTable.of(rows)
+    choices, margins = finish(there, choose_eagerly(there, table), table)
     expected, expected_margins = choose_on_host(logits.numpy(), rows)
     return {
         "rows": num_rows,

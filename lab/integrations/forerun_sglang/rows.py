@@ -93,6 +93,8 @@ def choose_in(logits: Tensor, texts: Sequence[Text | None], trees: Sequence[Tree
 def _choices(logits: Tensor, rows: Sequence[ChoiceRow]) -> Tensor:
     if not logits.is_cuda:
         return torch.from_numpy(choose_on_host(logits.numpy(), rows)[0]).long()
-    from cloud_verifier.engine.sampling.device_choice import choose_on_device  # needs triton
+    from cloud_verifier.engine.sampling import device_choice  # needs triton
 
-    return torch.from_numpy(choose_on_device(logits, rows)[0]).long().to(logits.device)
+    table = device_choice.ChoiceTable.of(rows)
+    choices, _ = device_choice.finish(logits, device_choice.choose_eagerly(logits, table), table)
+    return torch.from_numpy(choices).long().to(logits.device)

@@ -28,7 +28,6 @@ from edge_client.core.effects import (
     DraftEffect,
     DraftRow,
     Expansion,
-    SessionDrafter,
 )
 from edge_client.core.verifier_choice import DraftSkill
 from edge_client.formats.infill import Infill, InfillFamily
@@ -40,6 +39,7 @@ from edge_client.texts.text_service import TextService, TextSettings
 from tests.support.drafter_thread import DrafterThread
 from tests.support.tiny import EOS, VOCABULARY, System, running
 from tests.worlds.models import VOCAB, TinyDrafter, target_alone
+from training.session_drafter import SessionDrafter
 
 LETTERS = "~abcdef"
 """By token id; the first ends a text and is none of it."""

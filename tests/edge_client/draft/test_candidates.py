@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.choice import process_logits
 from common.noise import gumbel
 from common.sampling import SamplingParams
 from edge_client.core.effects import Expansion
 from edge_client.draft.batch_plan import DraftNode
 from edge_client.draft.candidates import Ranker, TopTokens, best_by_passes
+from tests.support.law import process_logits
 
 PROMPT = (5, 6, 7, 7)
 

@@ -27,7 +27,6 @@ from cloud_verifier.core.rules import decide
 from cloud_verifier.core.scheduler import VerifyScheduler
 from common.acceptance import Acceptance, AcceptanceRule, Draft
 from common.chances import Chances
-from common.choice import process_logits
 from common.errors import LocalError
 from common.messages import Commit, Open, Propose
 from common.sampling import SamplingParams
@@ -36,6 +35,7 @@ from edge_client.core.effects import Expansion
 from edge_client.core.sent_nodes import Outgoing
 from schemes.rules.drafts import draw, quantised
 from schemes.rules.drawing import untold
+from tests.support.law import process_logits
 from tests.worlds.enumeration import Branch, law_of
 from tests.worlds.models import FINGERPRINT, VOCAB, tiny_logits
 

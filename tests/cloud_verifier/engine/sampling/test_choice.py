@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cloud_verifier.core.engine_protocol import FloatArray, IntArray
 from cloud_verifier.engine.sampling import choice_kernels, device_rows
-from cloud_verifier.engine.sampling.device_choice import choose_on_device
+from cloud_verifier.engine.sampling.device_choice import ChoiceTable, choose_eagerly, finish
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow, choose_on_host
 from common import choice as reference
 from common import noise
@@ -41,7 +41,8 @@ def host(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[IntArray, FloatArra
 
 
 def kernels(logits: Tensor, rows: Sequence[ChoiceRow]) -> tuple[IntArray, FloatArray]:
-    return choose_on_device(logits.to(device_for_kernels()), rows)
+    there, table = logits.to(device_for_kernels()), ChoiceTable.of(rows)
+    return finish(there, choose_eagerly(there, table), table)
 
 
 WAYS = [host, kernels]
