@@ -145,7 +145,6 @@ class TargetSection:
             ("deterministic", "tensor_parallel"), "it needs steps layer by layer on one device"
         ),
     )
-    step_floor: float = 0.0  # least seconds of every step, to imitate a larger target; the rig sets it
     attention: str = setting(
         "auto",
         "attention backend; auto: triton on a CUDA device, else torch_ref (docs/targets.md)",

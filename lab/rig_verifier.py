@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 
-from cloud_verifier.settings import VerifierConfig
+from cloud_verifier.core.engine_protocol import TargetEngine
 from forerun.cli import reported
 from forerun.commands import verify
 from forerun.log_format import hush_libraries
+from lab.floored_engine import FlooredEngine
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
@@ -27,17 +28,16 @@ def parser_of(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def config_of(options: argparse.Namespace) -> VerifierConfig:
-    """Return the configuration with the floor. Raise `UserError`."""
-    config = verify.config_of(options)
-    return replace(config, target=replace(config.target, step_floor=options.step_floor / 1e3))
+def floored(options: argparse.Namespace, engine: TargetEngine) -> TargetEngine:
+    """Return the engine, slowed to the least time of a step if there is one."""
+    return FlooredEngine(engine, options.step_floor / 1e3) if options.step_floor else engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     hush_libraries()
     options = parser_of(__doc__).parse_args(arguments)
-    return reported(lambda: verify.serve_config(config_of(options)))
+    return reported(lambda: verify.serve_config(verify.config_of(options), partial(floored, options)))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from cloud_verifier.core.batching import most_rows
 from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.identity.caller_files import live_denied, live_limits
 from cloud_verifier.identity.identity import (
     EVERYBODY,
@@ -171,7 +170,7 @@ def load(
         served = _engine_around("hints")(engine, target.hint_at)
     elif AcceptanceRule.REFLECTIVE in config.server.rules:
         served = _engine_around(AcceptanceRule.REFLECTIVE.title)(engine)
-    return floored(served, target), table
+    return served, table
 
 
 def _engine_around(name: str) -> Callable[..., TargetEngine]:
@@ -204,12 +203,7 @@ def _load_gguf(
         progress=progress,
         records=records,
     )
-    return floored(engine, target), table
-
-
-def floored(engine: TargetEngine, target: TargetSection) -> TargetEngine:
-    """Return the engine, slowed to the least time of a step if the rig sets one."""
-    return FlooredEngine(engine, target.step_floor) if target.step_floor else engine
+    return engine, table
 
 
 def info_of(config: VerifierConfig, engine: TargetEngine) -> TargetInfo:

@@ -65,7 +65,6 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> None:
     from cloud_verifier.engine.parallel import Leader, LeadingBackend, LeadingEngine, follow
     from cloud_verifier.engine.torch_loading import backend_of, load_engine
     from cloud_verifier.progress import LoggedProgress, no_progress
-    from cloud_verifier.server.serving import floored
 
     target, limits = config.target, config.limits
     backend = LeadingBackend(backend_of(target.attention, torch.device(target.device)))
@@ -86,8 +85,7 @@ def _load_and_run(config: VerifierConfig, ranks: Ranks, serve: Serve) -> None:
         return
     leader = Leader(ranks)
     backend.tell = leader.tell
-    led = LeadingEngine(engine, leader)
-    serve(floored(led, target), table, GroupWatch(leader))
+    serve(LeadingEngine(engine, leader), table, GroupWatch(leader))
     leader.end()
     if leader.lost is not None:
         raise leader.lost

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from forerun.log_format import writing
 from forerun.options import add_server_words, joined_address
 
 if TYPE_CHECKING:
-    from cloud_verifier.core.engine_protocol import TargetInfo
+    from cloud_verifier.core.engine_protocol import TargetEngine, TargetInfo
     from cloud_verifier.server.serving import Announce
 
 DESCRIPTION = """\
@@ -107,8 +107,10 @@ def run(options: argparse.Namespace) -> int:
     return serve_config(config_of(options))
 
 
-def serve_config(config: VerifierConfig) -> int:
-    """Load the target and serve it until a signal comes. Raise `UserError`."""
+def serve_config(
+    config: VerifierConfig, around: Callable[[TargetEngine], TargetEngine] = lambda engine: engine
+) -> int:
+    """Load the target and serve it until a signal comes. `around` may wrap its engine. Raise `UserError`."""
     config = with_local_file(config)
     check(config)
     # Until it serves, and drains. A container's first process would ignore the signal until it is killed.
@@ -133,7 +135,7 @@ def serve_config(config: VerifierConfig) -> int:
         if checks:
             _tell_checked(config, engine.info)
             return 0
-        asyncio.run(serve(config, engine, table, announcer(config)))
+        asyncio.run(serve(config, around(engine), table, announcer(config)))
     return 0
 
 

@@ -8,6 +8,7 @@ each line on standard input with a line of JSON about the time since the last on
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
@@ -31,7 +32,7 @@ from forerun.commands import verify
 from forerun.log_format import hush_libraries
 from lab.bench.formula import FORMULA, TABLE, FormulaEngine
 from lab.bench.load import json_lines
-from lab.rig_verifier import config_of, parser_of
+from lab.rig_verifier import floored, parser_of
 
 Clock = Callable[[], float]
 
@@ -157,20 +158,21 @@ def load(config: VerifierConfig) -> tuple[TargetEngine, TokenTable]:
     """Load a model's engine, or make the formula's. Raise `UserError`."""
     if config.target.model != FORMULA:
         return serving.load(config)
-    return serving.floored(FormulaEngine(config.target.slots or CPU_SLOTS), config.target), TABLE
+    return FormulaEngine(config.target.slots or CPU_SLOTS), TABLE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     options = parser_of(__doc__).parse_args(arguments)
-    return reported(lambda: _serve(config_of(options)))
+    return reported(lambda: _serve(options))
 
 
-def _serve(config: VerifierConfig) -> int:
+def _serve(options: argparse.Namespace) -> int:
+    config = verify.config_of(options)
     verify.check(config)
     hush_libraries()
     engine, table = load(config)
-    meter, announce = Meter(engine), verify.announcer(config)
+    meter, announce = Meter(floored(options, engine)), verify.announcer(config)
     asyncio.run(serving.serve(config, meter, table, announce, Host(meter)))
     return 0
 

@@ -29,7 +29,6 @@ from cloud_verifier.core.effects import Effect, Reply
 from cloud_verifier.core.engine_protocol import StepPlan, StepResult, TargetEngine, TargetInfo
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.engine.torch_loading import load_engine
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.serving import SWITCH_INTERVAL
@@ -37,6 +36,7 @@ from cloud_verifier.server.worker import Worker
 from common.messages import Commit, Open
 from common.sampling import SamplingParams
 from lab.demo_models import TARGET_DIR
+from lab.floored_engine import FlooredEngine
 from training.prompts import bundled
 
 NUM_SLOTS = 16384

@@ -9,13 +9,13 @@ import pytest
 
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
 from common.sampling import SamplingParams
 from lab.bench.clients import ClientCrowd, Library
 from lab.bench.formula import TABLE, FormulaEngine, formula_text
 from lab.bench.load import DraftOption, LoadJob, LoadText
+from lab.floored_engine import FlooredEngine
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.grpc

@@ -6,7 +6,6 @@ import torch
 
 from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
-from cloud_verifier.engine.around import FlooredEngine
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.torch_engine import TorchEngine
 from cloud_verifier.server.grpc_server import Server
@@ -19,6 +18,7 @@ from edge_client.core.policies import make_policy
 from edge_client.core.session import EdgeSession
 from edge_client.network.channel import VerifierChannel
 from edge_client.network.generation import Generation
+from lab.floored_engine import FlooredEngine
 from tests.cloud_verifier.engine.serving import PRINT, PROMPTS, TABLE
 from tests.cloud_verifier.engine.tiny import target
 from tests.schemes.drafters.rig import draft_of, plainly

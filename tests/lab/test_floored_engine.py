@@ -12,10 +12,10 @@ from cloud_verifier.core.engine_protocol import (
     TargetEngine,
     TargetInfo,
 )
-from cloud_verifier.engine.around import FlooredEngine
 from common.errors import UserError
 from common.messages import Open
 from common.sampling import SamplingParams
+from lab.floored_engine import FlooredEngine
 
 INFO = TargetInfo("fake", 10, 20, 30, (1,), b"")
 RESULT = StepResult((), ())
