@@ -25,7 +25,7 @@ from edge_client.formats.detokenizer import Words
 from edge_client.process.client import LocalClient, ServerEvent, connect
 from edge_client.process.paths import find_paths
 from edge_client.texts.events import ModeChanged, TextAdded, TextEnded, TextEvent
-from forerun.chat.following import DONE, read_events
+from forerun.chat.answer import DONE, read_events
 from simulator.proxy import Bandwidth, Link, LinkDirection, Toxic, rtt
 
 PRIVACY = ("--privacy", "off")

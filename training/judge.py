@@ -23,8 +23,8 @@ from edge_client.core.policies import make_policy
 from edge_client.formats.detokenizer import spelled
 from edge_client.process.client import connect
 from edge_client.texts.events import TextAdded, TextEnded
+from forerun.chat.answer import answer
 from forerun.chat.asking import TEXT_PATH
-from forerun.chat.following import Following
 from forerun.options import JsonOption, PlaceOption, write_out
 from forerun.terminal import note, table
 from schemes.rules.trained_judge import FloatArray
@@ -262,14 +262,14 @@ def _written(task: str, rule: str, options: JudgeCheckOptions) -> JudgedText:
     """Let the daemon write a text, without text that it looks up."""
     body = {"prompt": task, "stream": True, "temperature": 0, "max_tokens": options.max_tokens}
     ours = {"origins": True, "policy": options.policy, "recall": False, "acceptance": rule}
-    daemon, num_tokens = options.paths.daemon, 0
-    following = Following(lambda: connect(daemon), TEXT_PATH, body | {"forerun": ours})
-    for event in following.events():
+    text, num_tokens = "", 0
+    for event in answer(connect(options.paths.daemon), TEXT_PATH, body | {"forerun": ours}):
         match event:
             case TextAdded():
+                text += event.text
                 num_tokens += sum(span.num_tokens for span in event.spans)
             case TextEnded():
-                return JudgedText(following.text, num_tokens, event.figures["target_steps"])
+                return JudgedText(text, num_tokens, event.figures["target_steps"])
     raise AssertionError("a text that fails raises")
 
 

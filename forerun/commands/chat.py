@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.config.command_line import add_command
 from common.errors import ForerunError, UserError
-from edge_client.texts.events import TextEnded
+from edge_client.texts.events import TextAdded, TextEnded
+from forerun.chat.answer import answer
 from forerun.chat.asking import CHAT_PATH, AskOptions, Json
 from forerun.chat.display import Display, legend, stats_line
-from forerun.chat.following import Following
 from forerun.terminal import Painter, note
 
 DESCRIPTION = """\
@@ -139,23 +140,22 @@ class TerminalChat:
         self._last_question = question
         asked = {"role": "user", "content": question}
         body = self.options.body(self.options.conversation(*self.messages, asked))
-        following = Following(self.options.daemon, CHAT_PATH, body)
         display = Display(self.painter, sys.stdout, origin=self.options.show_origin)
-        ended, words = False, "[stopped]"
+        text, ended, words = "", False, "[stopped]"
         try:
-            for event in following.events():
-                display.take(event)
-                if isinstance(event, TextEnded):
-                    ended, words = True, stats_line(event.figures)
+            with closing(answer(self.options.daemon(), CHAT_PATH, body)) as events:
+                for event in events:
+                    display.take(event)
+                    if isinstance(event, TextAdded):
+                        text += event.text
+                    elif isinstance(event, TextEnded):
+                        ended, words = True, stats_line(event.figures)
         except KeyboardInterrupt:
-            following.stop()
-        except BrokenPipeError:  # the reader has gone; without this the daemon would write on
-            following.stop()
-            raise
+            pass
         finally:
             display.close()
-            if following.text or ended:
-                self.messages += [asked, {"role": "assistant", "content": following.text}]
+            if text or ended:
+                self.messages += [asked, {"role": "assistant", "content": text}]
         self._aside(words)
 
     def _aside(self, words: str) -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 from common.config.command_line import add_command
 from common.config.setting import setting
 from common.errors import UserError
-from edge_client.formats.detokenizer import TextSpan
+from edge_client.formats.detokenizer import TextSpan, text_of
 from edge_client.texts.events import TextAdded, TextEnded, origins_of
+from forerun.chat.answer import answer
 from forerun.chat.asking import CHAT_PATH, TEXT_PATH, AskOptions
 from forerun.chat.display import Display, legend, stats_line
-from forerun.chat.following import Following
 from forerun.options import read_prompt
 from forerun.terminal import Painter, note
 
@@ -52,25 +53,22 @@ def run(options: CompleteOptions) -> int:
     painter = Painter(sys.stdout)
     if options.show_origin and not options.json:
         note(legend(painter))
-    following = Following(options.daemon, *request)
     display = None if options.json else Display(painter, sys.stdout, origin=options.show_origin)
     spans, ended = list[TextSpan](), TextEnded("", {})
     try:
-        for event in following.events():
-            if display is not None:
-                display.take(event)
-            if isinstance(event, TextAdded):
-                spans += event.spans
-            elif isinstance(event, TextEnded):
-                ended = event
-    except (KeyboardInterrupt, BrokenPipeError):  # the daemon would write on
-        following.stop()
-        raise
+        with closing(answer(options.daemon(), *request)) as events:
+            for event in events:
+                if display is not None:
+                    display.take(event)
+                if isinstance(event, TextAdded):
+                    spans += event.spans
+                elif isinstance(event, TextEnded):
+                    ended = event
     finally:
         if display is not None:
             display.close()
     if display is None:
-        told = {"text": following.text, "finish": ended.finish, "origins": origins_of(spans)}
+        told = {"text": text_of(spans), "finish": ended.finish, "origins": origins_of(spans)}
         print(json.dumps({**told, "figures": dict(ended.figures)}))  # origins: [text, writer, tokens]
     else:
         print(painter.dim(stats_line(ended.figures)), file=sys.stderr)

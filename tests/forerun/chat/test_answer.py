@@ -1,4 +1,4 @@
-"""The law of an answer: whatever breaks on the way, what comes is the whole text, once."""
+"""An answer comes event by event; what breaks it or ends it early is raised, and ends its text."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from edge_client.texts.events import (
     TextEvent,
     ThoughtAdded,
 )
-from forerun.chat.following import Following, read_events
+from forerun.chat.answer import answer, read_events
 from tests import wording
 from tests.edge_client.api.served import TOKEN, served
 from tests.edge_client.api.world import alone
@@ -64,83 +64,45 @@ async def breaking(address: str) -> AsyncIterator[str]:
         yield broken
 
 
-async def read(following: Following) -> list[TextEvent]:
-    """All of it, in a thread: it blocks."""
-    return await asyncio.to_thread(lambda: list(following.events()))
+async def read(address: str, token: str = TOKEN, **more: Any) -> list[TextEvent]:
+    """All of an answer, in a thread: it blocks."""
+    client = LocalClient(address, token)
+    return await asyncio.to_thread(lambda: list(answer(client, "/v1/completions", BODY | more)))
 
 
-def text_of(parts: list[TextEvent]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, TextAdded))
-
-
-def follow(*addresses: str, **more: Any) -> Following:
-    """An answer of the first address; after each loss the next one is asked, and at last the last again."""
-    left = list(addresses)
-    finds = lambda: LocalClient(left.pop(0) if len(left) > 1 else left[0], TOKEN)  # noqa: E731
-    return Following(finds, "/v1/completions", BODY, sleep=lambda pause: None, **more)
-
-
-async def test_an_answer_comes_whole_and_is_forgotten_by_the_daemon() -> None:
+async def test_an_answer_comes_whole() -> None:
     async with served() as daemon:
-        following = follow(daemon.address)
-        parts = await read(following)
-        assert text_of(parts) == ALONE == following.text
-        ended = parts[-1]
-        assert isinstance(ended, TextEnded)
-        assert (ended.finish, ended.figures["tokens"]) == ("length", LENGTH)
-        assert daemon.world.api.streams.store.get(following.name) is None
+        parts = await read(daemon.address)
+    assert "".join(part.text for part in parts if isinstance(part, TextAdded)) == ALONE
+    ended = parts[-1]
+    assert isinstance(ended, TextEnded)
+    assert (ended.finish, ended.figures["tokens"]) == ("length", LENGTH)
 
 
-async def test_a_link_that_breaks_loses_nothing() -> None:
-    """The daemon kept the stream; the reader goes on after the last event that it has."""
+async def test_an_answer_that_breaks_off_is_told() -> None:
     async with served() as daemon, breaking(daemon.address) as link:
-        following = follow(link, daemon.address)
-        parts = await read(following)
-        assert len(daemon.world.texts.recent) == 1, "it was written once"
-    assert text_of(parts) == ALONE
-    assert NoteAdded("the daemon is back; the answer goes on") in parts
-
-
-async def test_a_daemon_that_was_restarted_has_lost_the_answer() -> None:
-    async with served() as old, breaking(old.address) as link, served() as new:
-        following = follow(link, new.address)
         with wording.raises(UnavailableError):
-            await read(following)
-    assert following.text, "what came stays"
+            await read(link)
 
 
-async def test_a_daemon_that_stays_away_is_given_up() -> None:
-    now = iter(range(0, 10_000, 7))
-    async with served() as daemon, breaking(daemon.address) as link:
-        following = follow(link, "127.0.0.1:1", clock=lambda: float(next(now)))
-        with wording.raises(UnavailableError):
-            await read(following)
-    assert following.text
-    assert ALONE.startswith(following.text)
-
-
-async def test_a_request_that_is_refused_is_not_repeated() -> None:
+async def test_a_request_that_is_refused_is_told() -> None:
     async with served() as daemon:
-        client = LocalClient(daemon.address, TOKEN)
         with wording.raises(UserError):
-            await read(Following(lambda: client, "/v1/completions", {**BODY, "prompt": ""}))
-        stranger = LocalClient(daemon.address, "another-token-here")
+            await read(daemon.address, prompt="")
         with wording.raises(UserError):
-            await read(Following(lambda: stranger, "/v1/completions", BODY))
+            await read(daemon.address, "another-token-here")
     with refusing() as gone, wording.raises(UnavailableError):
-        await read(follow(gone))
+        await read(gone)
 
 
 async def test_an_answer_that_is_stopped_ends_at_the_daemon() -> None:
     async with served(step_time=STEP_TIME) as daemon:
-        client = LocalClient(daemon.address, TOKEN)
-        following = Following(lambda: client, "/v1/completions", BODY)
-        parts = following.events()
+        parts = answer(LocalClient(daemon.address, TOKEN), "/v1/completions", BODY)
         first = await asyncio.to_thread(lambda: next(part for part in parts if isinstance(part, TextAdded)))
         assert ALONE.startswith(first.text)
-        await asyncio.to_thread(following.stop)
-        assert daemon.world.texts.live == {}
-        parts.close()  # type: ignore[attr-defined]  # a generator
+        await asyncio.to_thread(parts.close)
+        while daemon.world.texts.live:  # noqa: ASYNC110 - nothing announces that a client's leaving was seen
+            await asyncio.sleep(0.01)
 
 
 def chunk(ours: Any = None, **choice: Any) -> list[TextEvent]:
