@@ -178,23 +178,9 @@ def choose_adjusted(adjusted: Logits, params: SamplingParams, position: int) -> 
     return Choice(token, float(adjusted[token]) - max(others, default=-math.inf))
 
 
-def rank(
-    logits: Logits,
-    params: SamplingParams,
-    position: int,
-    count: int,
-    prompt: TokenIds | None = None,
-    generated: TokenIds | None = None,
-    allowed: Mask | None = None,
-) -> Ranking:
-    """Return the `count` (>= 1) best tokens for `position + 1`; arguments and errors are those of
-    `choose`."""
-    adjusted = adjusted_logits(logits, params, prompt, generated, allowed)
-    return rank_adjusted(adjusted, params, position, count)
-
-
 def rank_adjusted(adjusted: Logits, params: SamplingParams, position: int, count: int) -> Ranking:
-    """Rank logits that grammar, bias and penalties have changed already."""
+    """Return the `count` (>= 1) best tokens for `position + 1`, of logits that grammar, bias and penalties
+    have changed already."""
     scaled = _scaled(adjusted, params)
     if params.greedy:
         return _rank_plain(scaled, count)

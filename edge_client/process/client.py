@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,11 @@ class LocalClient:
         """Delete `path` and return the JSON answer."""
         return self._ask("DELETE", path)
 
-    def events(
-        self, path: str, body: object = None, *, headers: Mapping[str, str] | None = None
-    ) -> Iterator[ServerEvent]:
+    def events(self, path: str, body: object = None) -> Iterator[ServerEvent]:
         """Yield a stream's events as they come: of a POST with this body, of a GET without. Closing the
         iterator hangs up. Raise as `get`, and `UnavailableError` if the stream breaks."""
         method = "GET" if body is None else "POST"
-        wanted = {"Accept": "text/event-stream", **(headers or {})}
+        wanted = {"Accept": "text/event-stream"}
         with self._answer(method, path, body, wanted, EVENT_TIMEOUT) as answer:
             kind = answer.headers.get_content_type()
             if kind != "text/event-stream":

@@ -28,7 +28,7 @@ from cloud_verifier.core.limits import SchedulerConfig
 from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.server.grpc_server import Server
 from cloud_verifier.server.worker import Worker
-from common.choice import Choice, Logits, choose, rank
+from common.choice import Choice, Logits, choose, rank_adjusted
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
 from edge_client.core import effects as edge
@@ -127,7 +127,7 @@ class BinDraft:
         if row.parent is not None:
             self._paths[row.id] = (*self._paths[row.parent], row.token)
         path = self._paths[row.id]
-        best = rank(self._model.logits(path), self._sampling, len(path) - 1, 4)
+        best = rank_adjusted(self._model.logits(path), self._sampling, len(path) - 1, 4)
         return edge.Expansion(row.id, tuple(best.tokens.tolist()), tuple(best.scores.tolist()))
 
 

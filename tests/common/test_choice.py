@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.choice import Choice, choose, rank
+from common.choice import Choice, choose
 from common.errors import LocalError
 from common.noise import gumbel
 from common.sampling import SamplingParams
 from tests import wording
-from tests.support.law import process_logits
+from tests.support.law import process_logits, rank
 
 Logits = NDArray[np.float32]
 Scores = NDArray[np.float64]

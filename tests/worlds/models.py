@@ -21,13 +21,13 @@ from cloud_verifier.core.engine_protocol import (
 )
 from cloud_verifier.core.rules import decide
 from common.chances import Chances
-from common.choice import choose, rank
+from common.choice import choose
 from common.errors import PeerError, UserError
 from common.messages import Open
 from common.noise import bits_under, gumbel, noise_key
 from common.sampling import SamplingParams
 from edge_client.core.effects import NOTHING_READ, DraftRow, Expansion, ReadingTime, Reroot
-from tests.support.law import process_logits
+from tests.support.law import process_logits, rank
 from training.session_drafter import SessionDrafter
 
 FloatArray = NDArray[np.float32]

@@ -11,7 +11,7 @@ from cloud_verifier.core.scheduler import VerifyScheduler
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.torch_engine import TorchEngine
 from common.calibration import Confidence, promised
-from common.choice import History, rank
+from common.choice import History
 from common.sampling import SamplingParams
 from schemes.drafters import drafter as drafter_module
 from schemes.drafters.drafter import Drafted, DraftModel, DraftRows
@@ -34,6 +34,7 @@ from tests.schemes.drafters.rig import (
     small_model,
     write,
 )
+from tests.support.law import rank
 
 pytestmark = pytest.mark.torch
 

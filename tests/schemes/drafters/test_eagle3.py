@@ -16,7 +16,6 @@ from transformers.modeling_layers import MtpModel
 
 from cloud_verifier.engine.model.transformers_adapter import TargetModel, load_target
 from cloud_verifier.engine.torch_loading import load_draft
-from common.choice import rank
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
@@ -26,6 +25,7 @@ from schemes.drafters.heads import RecurrentHead
 from tests import wording
 from tests.cloud_verifier.engine.tiny import SHAPE, from_config
 from tests.schemes.drafters.rig import SAMPLINGS, engine_of, guess, guess_item, plainly, read
+from tests.support.law import rank
 
 pytestmark = pytest.mark.torch
 

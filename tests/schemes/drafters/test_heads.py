@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from cloud_verifier.engine.model.transformers_adapter import TargetModel
-from common.choice import rank
 from common.errors import UserError
 from common.sampling import SamplingParams
 from common.vocabulary import Vocabulary
@@ -47,6 +46,7 @@ from tests.schemes.drafters.rig import (
     read,
     write,
 )
+from tests.support.law import rank
 from training.head_training import level_states
 
 pytestmark = pytest.mark.torch

@@ -9,11 +9,12 @@ import torch
 
 from cloud_verifier.engine.sampling.host_choice import ChoiceRow
 from common import noise
-from common.choice import History, rank
+from common.choice import History
 from common.errors import LocalError
 from common.sampling import SamplingParams
 from schemes.drafters.ranking import gumbel, noise_bits, noise_keys, rank_on_device, rank_rows
 from tests import wording
+from tests.support.law import rank
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,6 @@ from cloud_verifier.engine.model.transformers_adapter import TargetModel
 from cloud_verifier.engine.torch_engine import TorchEngine
 from cloud_verifier.engine.torch_loading import load_draft
 from common.calibration import Confidence
-from common.choice import rank
 from common.errors import UserError
 from common.messages import Open
 from common.sampling import SamplingParams
@@ -24,6 +23,7 @@ from tests import wording
 from tests.cloud_verifier.engine.serving import GREEDY, PRINT, PROMPTS, SAMPLED, Scenario, serve
 from tests.cloud_verifier.engine.tiny import Session, Slots, target
 from tests.schemes.drafters.rig import choices, guess, guess_item, plainly
+from tests.support.law import rank
 from tests.support.played import played
 
 pytestmark = pytest.mark.torch
