@@ -30,7 +30,6 @@ from common.wire.grpc_options import host_and_port
 TORCH_ONLY = (
     "device",
     "dtype",
-    "quantize",
     "drafter",
     "hint_at",
     "attention",
@@ -86,13 +85,6 @@ class TargetSection:
         "auto, float32, bfloat16 or float16; auto: as stored on a GPU, and float32 on a CPU, or bfloat16 if "
         "the CPU computes in it and a bfloat16 model has 100 million parameters or more",
         is_common=True,
-    )
-    quantize: str | None = setting(
-        None,
-        "int8: linear layers in 8 bits a weight; needs the extra `quantized`",
-        form="int8",
-        is_common=True,
-        excludes={"tensor_parallel": "a divided row has other scales"},
     )
     threads: int = setting(
         0,

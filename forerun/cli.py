@@ -94,7 +94,6 @@ WORDS_ELSEWHERE = {
     "--served-model-name": ("--name",),
     "--alias": ("--name",),
     "--tensor-parallel-size": ("--tensor-parallel",),
-    "--quantization": ("--quantize",),
     "--api-key": ("--api-token-file", "--token-keys"),
     "--base-url": ("--verifier",),
 }

@@ -73,7 +73,6 @@ def load_engine(
     *,
     dtype: str = "auto",
     device: str = "cpu",
-    quantization: str | None = None,
     num_processes: int = 1,
     backend: AttentionBackend | None = None,
     deterministic: bool = False,
@@ -90,13 +89,13 @@ def load_engine(
     None gives it as many as the device has memory for (`choose_slots`), beside a step of `max_rows`
     nodes and `prefill_chunk` tokens of prompts. `agree` makes this process's free memory the group's.
     Returns the engine and the target's token table, whose fingerprint the engine's `info` holds. `dtype`,
-    `device`, `quantization` and `num_processes` as in `load_target`. A `deterministic` engine is checked to
+    `device` and `num_processes` as in `load_target`. A `deterministic` engine is checked to
     be so, and brings its own attention in place of `backend`. Without a `backend`, `attention` names it;
     `cuda_graphs` as in `accelerate`. `drafter` as in `load_draft`. Raises `UserError` that says what to
     change.
     """
     progress(f"loading the weights of {source}")
-    model = _load_model(source, dtype, device, quantization, num_processes, deterministic, drafter)
+    model = _load_model(source, dtype, device, num_processes, deterministic, drafter)
     backend = ExactBackend() if deterministic else backend or backend_of(attention, model.device)
     progress("checking packed steps against the plain model")
     report = check(model, backend)
@@ -138,7 +137,6 @@ def _load_model(
     source: str,
     dtype: str,
     device: str,
-    quantization: str | None,
     num_processes: int,
     deterministic: bool,
     drafter: str | None,
@@ -146,14 +144,13 @@ def _load_model(
     """Load the target, and suit it to its device. Arguments as in `load_engine`."""
     if deterministic and dtype == "auto" and device == "cpu":
         dtype = "float32"
-    model = load_target(
-        source, dtype=dtype, device=device, quantization=quantization, num_processes=num_processes
-    )
+    model = load_target(source, dtype=dtype, device=device, num_processes=num_processes)
     if model.state_layers and (deterministic or drafter is not None):
         option = "--deterministic" if deterministic else "--drafter"
         raise UserError(f"model '{model.name}' has layers that keep a state; serve it without {option}")
-    if model.device.type == "cuda":
-        _suit_gpu(model, quantization, merges=num_processes == 1 and not deterministic)
+    if model.device.type == "cuda" and num_processes == 1 and not deterministic:
+        # A CPU gains nothing in float32, and in bfloat16 less the larger the model is.
+        model.merge_projections()
     return model
 
 
@@ -209,17 +206,6 @@ def _slot_bytes(make: _EngineMaker, report: ProbeReport) -> int:
     engine = make(1)
     take_memory(engine)
     return slot_bytes + (0 if engine.drafter is None else engine.drafter.slot_bytes)
-
-
-def _suit_gpu(model: TargetModel, quantization: str | None, *, merges: bool) -> None:
-    if quantization == "int8":
-        logger.warning(
-            "! --quantize int8 halves the weights' memory and slows steps down on a GPU: each product first "
-            "writes its weights in %s",
-            model.dtype_name,
-        )
-    if merges:  # a CPU gains nothing in float32, and in bfloat16 less the larger the model is
-        model.merge_projections()
 
 
 def _check_exact(model: TargetModel, make: MakeEngine, longest: int) -> None:

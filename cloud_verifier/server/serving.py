@@ -151,7 +151,6 @@ def load(
         target.slots,
         dtype=target.dtype,
         device=target.device,
-        quantization=target.quantize,
         deterministic=bool(target.deterministic),
         attention=target.attention,
         max_rows=limits.max_rows,

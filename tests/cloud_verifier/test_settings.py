@@ -155,7 +155,6 @@ def test_what_cannot_be_is_told_with_its_place(
     [
         (["--deterministic"], ["--deterministic", "--threads"]),
         (["--deterministic", "--device=cuda", "--attention=triton"], ["--deterministic", "--attention"]),
-        (["--tensor-parallel", "--quantize=int8"], ["quantize", "tensor_parallel"]),
         (["--tensor-parallel", "--deterministic", "--threads=1"], ["deterministic", "tensor_parallel"]),
         (["--tls-cert=c"], ["tls_cert", "tls_key"]),
         (["--allow-rule=judge"], ["--judge", "--allow-rule"]),
@@ -202,7 +201,7 @@ def test_a_word_stands_for_none() -> None:
         ("target.gguf", ["--device", "cuda"]),
         ("target.gguf", ["--dtype", "bfloat16"]),
         ("target.gguf", ["--drafter", "exit"]),
-        ("TARGET.GGUF", ["--quantize", "int8"]),
+        ("TARGET.GGUF", ["--attention", "triton"]),
         ("folder", ["--gpu-layers", "3"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Sets the precision of a target: float32 for a while, a head with float32 sums, or fewer bits.
+"""Sets the precision of a target: float32 for a while, and a head with float32 sums.
 
 Widening. The conformance probe asks whether two ways through a model are the same function. In bfloat16
 rounding hides small differences. Widened, each weight keeps its value, every product and sum is float32, and
@@ -9,16 +9,10 @@ The head. In bfloat16 two best logits are exactly equal in about 4 % of rows of 
 tokens, and rounding alone moves the argmax in 2 %. The products are the model's own; only the sum is not
 rounded. A CPU that computes in bfloat16 takes twice as long for a whole step if the head is widened. There
 the head computes in bfloat16, and the best tokens of each row again in float32; others keep rounded logits.
-
-Quantizing. Only linear layers change, so attention, KV and choices work as before. The head
-keeps its precision: choices are made from its products, and where it is tied to the embeddings a second copy
-would cost more than it saves. The routers of experts keep theirs, too: they are a thousandth of the weights
-and decide where all the others are used.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,11 +23,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-
-from cloud_verifier.engine.model.refusals import Refusal
-from common.errors import UserError
-
-logger = logging.getLogger(__name__)
 
 HALF = (torch.bfloat16, torch.float16)
 
@@ -240,52 +229,9 @@ class _Linear(TorchFunctionMode):
         return (self._product if function is functional.linear else function)(*args, **(kwargs or {}))
 
 
-QUANTIZATIONS = ("int8",)
-"""Each weight as 8 bits, each output row with a scale of its own, by torchao. Products convert weights."""
-
-ROUTERS = {"router", "gate"}
-"""What linear layers are called whose outputs choose experts."""
-
-
-def check_quantization(kind: str) -> None:
-    """Raise `UserError` if `kind` is unknown, or if a package that it needs is not installed."""
-    if kind not in QUANTIZATIONS:
-        raise UserError(f"quantization '{kind}' is unknown; choose {', '.join(QUANTIZATIONS)}")
-    try:
-        import torchao.quantization  # noqa: F401 - only to see whether it is there
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed; pip install 'forerun[verifier,quantized]'"
-        ) from error
-
-
-def quantize(name: str, model: nn.Module, head: nn.Module | None, kind: str) -> int:
-    """Quantize the linear layers of `model` in place, all but its `head` and routers. Return their number.
-
-    Raises `UserError` as `check_quantization`, and `Refusal` if there is nothing to quantize.
-    """
-    check_quantization(kind)
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    chosen = list(_linear_layers(model, head))
-    if not chosen:
-        raise Refusal(name, f"it has no linear layers that could be quantized to {kind}")
-    before, changed = weight_bytes(model), {id(layer) for layer in chosen}
-    quantize_(model, Int8WeightOnlyConfig(), filter_fn=lambda module, _: id(module) in changed)
-    message = "target %s: %d linear layers in %s; weights take %.1f MB, and %.1f MB before"
-    logger.info(message, name, len(chosen), kind, weight_bytes(model) / 1e6, before / 1e6)
-    return len(chosen)
-
-
 def weight_bytes(model: nn.Module) -> int:
     """Return the memory of all parameters, with those shared by two modules counted once."""
     return sum(_stored_bytes(tensor) for tensor in model.parameters())
-
-
-def _linear_layers(model: nn.Module, head: nn.Module | None) -> Iterator[nn.Linear]:
-    for path, module in model.named_modules():
-        if type(module) is nn.Linear and module is not head and ROUTERS.isdisjoint(path.split(".")):
-            yield module
 
 
 def _stored_bytes(tensor: Tensor) -> int:

@@ -40,11 +40,9 @@ from cloud_verifier.engine.model.merging import MergedProjections
 from cloud_verifier.engine.model.precision import (
     HALF,
     can_widen,
-    check_quantization,
     computes_bfloat16,
     float32_inside,
     install_fp32_head,
-    quantize,
     weight_bytes,
 )
 from cloud_verifier.engine.model.refusals import (
@@ -273,46 +271,38 @@ def load_target(
     dtype: str = "auto",
     device: str = "cpu",
     with_tokenizer: bool = True,
-    quantization: str | None = None,
     num_processes: int = 1,
 ) -> TargetModel:
     """Load a model from a folder or a Hugging Face hub id; safetensors only, and never code from the model.
 
     `dtype` is "auto" or a key of `DTYPES`. "auto" is the stored one on a GPU. On a CPU it is float32, unless
     the model is stored in bfloat16, has `SMALL` parameters and the processor computes in bfloat16. `device`
-    is a name of torch ("cpu", "cuda:0"). `quantization` is one of `QUANTIZATIONS`, applied before
-    the weights go to the device. Each of `num_processes` joined processes (`parallel.join`) gets its part, on
-    the device that it was given there. Raises `UserError` that says what to change.
+    is a name of torch ("cpu", "cuda:0"). Each of `num_processes` joined processes (`parallel.join`) gets its
+    part, on the device that it was given there. Raises `UserError` that says what to change.
     """
     where = _device(device)
     kind = torch_dtype(dtype)
-    if quantization is not None:
-        check_quantization(quantization)
     place = place_of(source)
     config = loading(source, lambda: AutoConfig.from_pretrained(place, trust_remote_code=False))
     refuse_config(source, config)
-    if quantization is not None and getattr(config, "quantization_config", None) is not None:
-        raise UserError(f"the weights of '{source}' are stored quantized; leave --quantize out")
+    is_quantized = getattr(config, "quantization_config", None) is not None
     if num_processes > 1:
         refuse_division(source, config, num_processes)
     if Path(place).is_dir():
         check_weights(source, Path(place))
-    places = None if quantization is not None or num_processes > 1 else device_map(where)
+    places = None if num_processes > 1 else device_map(where)
     if dtype == "auto" and where.type == "cpu":
-        stays = config.dtype == torch.bfloat16 and computes_bfloat16()
-        stays &= getattr(config, "quantization_config", None) is None
-        kind = "auto" if stays and quantization is None and num_processes == 1 else torch.float32
+        stays = config.dtype == torch.bfloat16 and computes_bfloat16() and not is_quantized
+        kind = "auto" if stays and num_processes == 1 else torch.float32
     model = loading(source, lambda: _load_weights(source, place, kind, num_processes, places))
     if kind == "auto" and where.type == "cpu" and model.num_parameters() < SMALL:
         torch.nn.Module.float(model)
     tokenizer: Any = None
     if with_tokenizer:
         tokenizer = loading(source, lambda: AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-    if quantization is not None:
-        quantize(source, model, model.get_output_embeddings(), quantization)
     if num_processes == 1:
         torch.nn.Module.to(model, where)
-    if getattr(config, "quantization_config", None) is not None:
+    if is_quantized:
         # compressed-tensors unpacks weights at the first forward, and fails if a module was changed before.
         tokens = torch.zeros((1, 1), dtype=torch.int64, device=where)
         with torch.no_grad():
