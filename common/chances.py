@@ -37,9 +37,7 @@ Widynski's middle square generator (2017)."""
 class Chances(Protocol):
     """Gives each name one uniform number in (0, 1), independent of all others."""
 
-    def below(self, name: Name, bound: float) -> bool:
-        """Tell whether the number is below `bound`."""
-        ...
+    def below(self, name: Name, bound: float) -> bool: ...
 
     def pick(self, name: Name, weights: FloatArray) -> int:
         """Return index i with chance `weights[i]` / sum; weights are >= 0, and an index of weight 0 is never

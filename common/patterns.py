@@ -19,7 +19,6 @@ def any_of(texts: Iterable[str]) -> str:
 
 
 def _begun_alike(texts: list[str]) -> str:
-    """Return the pattern of texts with a common beginning."""
     first, last = min(texts), max(texts)
     common = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     begin, rests = first[:common], {each[common:] for each in texts}

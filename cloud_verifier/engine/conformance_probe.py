@@ -264,7 +264,6 @@ def sampled(logits: Tensor) -> Tensor:
 
 
 def script_of(engine: TorchEngine) -> ProbeScript[Tensor]:
-    """Return the script for an engine."""
     return ProbeScript(engine.info, lambda plan: sampled(engine.logits(plan)))
 
 

@@ -125,8 +125,6 @@ DIFFERS = "a replay differed"
 
 @dataclass(slots=True)
 class _Recording:
-    """One bucket's recording."""
-
     repeat: Callable[[], Tensor]  # returns logits float32 [rows, V]
     body: Callable[[], Tensor]  # what was recorded
     result: Tensor  # int32 [2, rows] where it leaves the choices

@@ -81,7 +81,6 @@ class StepScript(Generic[Row]):
         )
 
     def step(self, *items: tuple[ScriptedSession, StepItem]) -> None:
-        """Run one step."""
         logits = iter(self._logits(StepPlan(tuple(item for _, item in items))))
         for session, item in items:
             for row in item.outputs.tolist():

@@ -94,7 +94,6 @@ async def serve_worker(
     announce: Announce,
     watch: SchedulerWatch | None = None,
 ) -> None:
-    """Serve a worker as `serve` does."""
     info = worker.scheduler.info
     caller, files = identity_of(identity)
     stop = asyncio.Event()
@@ -212,7 +211,6 @@ def info_of(config: VerifierConfig, engine: TargetEngine) -> TargetInfo:
 
 
 def worker_of(config: VerifierConfig, engine: TargetEngine, watch: SchedulerWatch | None = None) -> Worker:
-    """Make the worker of a verifier."""
     log = training_log_of(config.identity)
     scheduler_of = VerifyScheduler if log is None else log.scheduler
     scheduler: VerifyScheduler = scheduler_of(info_of(config, engine), config.scheduler)

@@ -50,7 +50,6 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
 
 
 def _engine_metric(name: str, by_reason: bool) -> Metric:
-    """Return the metric of one of the engine's figures."""
     stem = f"forerun_engine_{name.removesuffix('_total')}"
     kind: Kind = "counter" if name.endswith("_total") else "gauge"
     label = "reason" if by_reason else ""

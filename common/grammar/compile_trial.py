@@ -39,8 +39,6 @@ ENDED = {
 
 
 class TrialResult(NamedTuple):
-    """Holds the result of one trial."""
-
     why: str = ""  # the grammar is refused; empty if it fits
     size: int = 0  # bytes that it takes, if it fits
 

@@ -66,12 +66,10 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def is_remote(name: str) -> bool:
-    """Tell whether a name is remote, and not a file of this machine."""
     return name.startswith((HUB, WEB, PLAIN))
 
 
 def is_gguf(name: str) -> bool:
-    """Tell whether a name, of a file or remote, is of a GGUF file."""
     return (urlsplit(name).path if name.startswith(WEB) else name).lower().endswith(".gguf")
 
 

@@ -56,8 +56,6 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Settings of the local API."""
-
     gate: Gate
     max_body_bytes: int = 8 * 2**20
     keep: float = 300.0  # seconds to keep a named stream after its end

@@ -133,7 +133,6 @@ class StatusPage:
         }
 
     def verifiers(self) -> list[dict[str, Any]]:
-        """Return the status of all pairs' verifiers."""
         return [each for pair in self.pairs.values() for each in pair.verifiers()]
 
     def why_not_ready(self) -> str:

@@ -138,7 +138,6 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _bind(listen: str) -> tuple[socket.socket, str]:
-    """Return the socket and its address."""
     try:
         if listen.startswith(UNIX):
             return _unix_socket(Path(listen.removeprefix(UNIX))), listen

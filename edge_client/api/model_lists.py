@@ -91,7 +91,6 @@ def anthropic_card(name: str, longest: int) -> Json:
 
 
 def anthropic_list(cards: Sequence[Json]) -> Json:
-    """Return all models as one page."""
     first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
     return {"data": list(cards), "has_more": False, "first_id": first, "last_id": last}
 

@@ -28,7 +28,6 @@ class Pairs:
 
     @property
     def texts(self) -> Mapping[str, TextService]:
-        """Return the text services by their pairs' names."""
         return {name: each.texts for name, each in self._by_name.items()}
 
     def models(self) -> dict[str, tuple[TextEndpoints, Writer]]:

@@ -162,7 +162,6 @@ class DraftPool:
 
     @property
     def num_free(self) -> int:
-        """The number of free seats."""
         return sum(seat is None or seat.is_released for seat in self._latest)
 
     def seat(self, prompt: Sequence[int] = ()) -> PoolSeat:

@@ -106,7 +106,6 @@ class DesiredState:
             self._apply({})
 
     def _believed(self, payload: bytes) -> Document:
-        """Return the document of a payload. Raise `PayloadError`."""
         document = unseal(payload, self._verify)
         if document.tenant != self._tenant:
             raise PayloadError(f"it was signed for the tenant {document.tenant}")

@@ -34,7 +34,6 @@ def verifier(key: bytes) -> Verify:
 
 
 def signer(private_key: bytes) -> Sign:
-    """Return a function that signs with the key."""
     key = SigningKey(private_key)
     return lambda message: key.sign(message).signature
 
@@ -56,7 +55,6 @@ def generate(path: Path) -> bytes:
 
 
 def public_path(path: Path) -> Path:
-    """Return the path of the public key."""
     return path.with_name(path.name + ".pub")
 
 

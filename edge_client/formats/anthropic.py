@@ -191,7 +191,6 @@ class AnthropicMessages(Dialect):
     # Blocks -----------------------------------------------------------------------------------------------
 
     def _part(self, part: MessagePart) -> list[Json]:
-        """Return the events of one part."""
         match part:
             case ContentAdded():
                 return self._text(part.text)

@@ -58,7 +58,6 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers of a response with this error."""
         headers = {"retry-after": str(math.ceil(self.retry_after))} if self.retry_after is not None else {}
         return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
 

@@ -170,7 +170,6 @@ class CallGrammars:
         return self._made(lark, self._content(lark, content))
 
     def _content(self, lark: _Lark, content: str) -> str:
-        """Return the expression of a content."""
         schema = json.loads(content)["grammars"][0]["json_schema"]
         return f"{lark.literal(self.syntax.content_begin)} {inline_schema(schema)}"
 
@@ -311,7 +310,6 @@ class _Lark:
         return f"{letter}{self._num_names}"
 
     def add(self, name: str, body: str) -> None:
-        """Add a rule with this name."""
         self._rules.append(f"{name}: {body}")
 
     def literal(self, text: str, before: str = "") -> str:
@@ -333,7 +331,6 @@ class _Lark:
 
 
 def quoted(text: str) -> str:
-    """Return a string of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -77,7 +77,6 @@ class CallStyle:
         return [{"role": role, "content": text}, *messages]
 
     def _message(self, message: Json) -> Json:
-        """Return one message as the template takes it."""
         calls = message.get("tool_calls", ())
         if not self.is_own and message["role"] == "tool":
             return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}

@@ -33,7 +33,6 @@ class Words(Protocol):
 
 
 def text_of(spans: Iterable[TextSpan]) -> str:
-    """Return the text of spans."""
     return "".join(span.text for span in spans)
 
 

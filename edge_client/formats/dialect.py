@@ -144,7 +144,6 @@ class Dialect(ABC):
 
     @staticmethod
     def error(error: ApiError) -> Json:
-        """Return the body of an error."""
         return error.body
 
     @classmethod

@@ -46,8 +46,6 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Describes one family."""
-
     name: str
     marks: tuple[str, ...]  # one of them is in the chat template
     start: str  # pattern before the message
@@ -88,7 +86,6 @@ class Family:
         ]
 
     def _spoken(self, source: str, message: Json, settings: Json) -> Json:
-        """Return a message of the model's own."""
         calls, content = message.get("tool_calls"), message["content"]
         thought = message.get("reasoning_content", "")
         if self.is_harmony and calls:  # its template takes one of both with calls, and writes both alike
@@ -291,5 +288,4 @@ def begun_by(form: MessageForm, prompt: str) -> MessageForm:
 
 
 def marks_of(form: MessageForm) -> MessageMarks:
-    """Return the marks by which a form is read."""
     return _marks(form.family, form.thinks, form.has_own_calls)

@@ -44,7 +44,6 @@ class Fields:
 
     @property
     def read(self) -> dict[str, Any]:
-        """Return the fields that have been read."""
         return {name: value for name, value in self.values.items() if name in self._read}
 
     def any(self, name: str) -> Any:

@@ -32,7 +32,6 @@ class InfillFamily:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Return the texts of all tokens."""
         return tuple(filter(None, (*self.needed, self.repository, self.file, *self.ends)))
 
 

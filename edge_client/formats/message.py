@@ -80,7 +80,6 @@ class Message:
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, parts: Iterable[MessagePart]) -> None:
-        """Add the next parts."""
         for part in parts:
             match part:
                 case ContentAdded():

@@ -372,7 +372,6 @@ class _SpanQueue:
         return pieces
 
     def rest(self) -> list[_Piece]:
-        """Return all that is left."""
         pieces = list(self._pieces)
         self._pieces.clear()
         return pieces
@@ -405,7 +404,6 @@ class _Sink:
         self._added = list[_Shown | CallBegun | ArgumentsAdded]()
 
     def show(self, kind: _TextKind, pieces: Iterable[_Piece]) -> None:
-        """Add text."""
         for source, text in pieces:
             if source.is_hidden:
                 continue
@@ -415,7 +413,6 @@ class _Sink:
             last.add(source, text)
 
     def add(self, parts: Iterable[CallBegun | ArgumentsAdded]) -> None:
-        """Add parts of calls."""
         for part in parts:
             last = self._added[-1] if self._added else None
             if isinstance(part, ArgumentsAdded) and isinstance(last, ArgumentsAdded):
@@ -458,7 +455,6 @@ class _Trimmed:
             self._blank = [(source, rest)] if (rest := text[begin + len(core) :]) else []
 
     def end_region(self) -> None:
-        """End the present region."""
         if self._is_open:
             self._gap = self._blank
         self._blank, self._is_open = [], False

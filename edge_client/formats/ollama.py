@@ -213,7 +213,6 @@ def _generate_prompt(fields: Fields) -> Prompt:
 
 
 def _read_asked(fields: Fields, prompt: Prompt) -> ParsedRequest:
-    """Read the options and the format."""
     fields.any("keep_alive")  # the daemon loads and unloads its models by itself
     options = fields.object("options") or Fields({}, "options.")
     refuse(options)

@@ -45,12 +45,10 @@ class Mark:
 
 
 def mark(*texts: str) -> Mark:
-    """Return the mark of literal texts."""
     return Mark(texts)
 
 
 def pattern(source: str) -> Mark:
-    """Return the mark of a pattern."""
     return Mark(pattern=source)
 
 

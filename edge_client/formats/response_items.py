@@ -56,7 +56,6 @@ class _ItemReader:
         self._names = dict[str, str]()  # of called functions, by the call's id
 
     def add(self, item: Fields) -> None:
-        """Add one item."""
         kind = item.text("type", "message", 64)
         match kind:
             case "message":
@@ -166,7 +165,6 @@ class ReadTools:
         return any(are_read)
 
     def _chosen(self, fields: Fields) -> Tools:
-        """Return the tools with the rule of `tool_choice`."""
         parallel, given = fields.flag("parallel_tool_calls", True), fields.any("tool_choice")
         listed = tuple(self._listed)
         must = (

@@ -156,7 +156,6 @@ class Responses(Dialect):
         return [dialect.framed(number, chunk) for number, chunk in enumerate(chunks, 1)]
 
     def _again(self, at: int, item: Json) -> list[Json]:
-        """Return the events of a whole item."""
         match item:
             case {"type": "message", "content": [{"text": text, "logprobs": logprobs}]}:
                 chunks = self._write_message([TextSpan(text, None)])
@@ -386,7 +385,6 @@ def _read_logprobs(fields: Fields) -> int | None:
 
 
 def _parts(message: Message) -> list[MessagePart]:
-    """Return a whole message in parts."""
     calls = [
         part
         for at, call in enumerate(message.calls)

@@ -87,7 +87,6 @@ def _types(schema: dict[str, Any]) -> list[Any]:
 
 
 def _bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the bounds that a schema lacks."""
     types, form = _types(schema), schema.get("format")
     bounds = dict[str, Any]()
     if "enum" in schema or "const" in schema:

@@ -32,7 +32,6 @@ class TurnOrder:
     user_after_tool: bool
 
     def shown(self, messages: Iterable[Json]) -> list[Json]:
-        """Return the messages for the template."""
         shown = list[Json]()
         for each in messages:
             last = shown[-1]["role"] if shown else ""
@@ -47,7 +46,6 @@ class TurnOrder:
         return shown
 
     def _between_turns(self, message: Json) -> Json:
-        """Return a message that follows a turn."""
         if message["role"] != "system" or self.later_systems:
             return message
         return {"role": "user", "content": reminder(message["content"])}

@@ -257,7 +257,6 @@ class VerifierStream:
         self._on_lost(lost)
 
     def _opened(self, message: Opened) -> None:
-        """Note the privacy of the stream."""
         if self._open is not None:
             if message.privacy is Privacy.PADDED:
                 self._grain = up_grain(self._open)

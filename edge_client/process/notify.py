@@ -107,6 +107,5 @@ class ServiceWatchdog:
 
 
 def _status(text: str) -> tuple[str, ...]:
-    """Return no line, or one."""
     words = " ".join(text.split())[:LONGEST_STATUS]
     return (f"STATUS={words}",) if words else ()

@@ -93,12 +93,10 @@ class TextAnswer:
 
     @property
     def figures(self) -> TextFigures:
-        """Return the present figures."""
         stats = add_up([*self._done, *([self.run.stats] if self.run is not None else [])])
         return self.account.figures(stats, self.run, self._clock())
 
     async def events(self) -> AsyncGenerator[AnswerEvent]:
-        """Write the text."""
         while not self._is_over():
             if self.run is not None:
                 self._done.append(self.run.stats)

@@ -152,7 +152,6 @@ class ReplayStream:
         self._append(frame, is_event=frame.startswith((b"id: ", b"{")))
 
     def finish(self) -> None:
-        """End the stream."""
         self.done = True
         self._wake()
 

@@ -14,8 +14,6 @@ from edge_client.texts.resume import NOTHING, Begun
 
 
 class Writer(Enum):
-    """Names the requested writer of a text."""
-
     SPLIT = "split"  # the target's, drafted here
     TARGET = "target"  # the target's, nothing drafted
     DRAFT = "draft"  # the draft model's own, no verifier asked

@@ -41,7 +41,6 @@ class InitOptions(PlaceOption):
 
 
 def add_actions(actions: Any) -> None:
-    """Add `config` and its verbs."""
     words = "show and make the daemon's configuration"
     parser = add_command(actions, "config", words, description=DESCRIPTION)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

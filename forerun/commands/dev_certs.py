@@ -90,7 +90,6 @@ class Authority:
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePublicKey, end: datetime.datetime
     ) -> x509.CertificateBuilder:
-        """Return a builder with the extensions that all certificates share."""
         own = self._key.public_key()
         return (
             x509.CertificateBuilder()
@@ -125,7 +124,6 @@ class TokenKey:
         }
 
     def sign(self, claims: dict[str, Any]) -> str:
-        """Return a signed token with these claims."""
         return jwt.encode(claims, self._private(), algorithm="EdDSA", headers={"kid": KEY_ID})
 
     def _private(self) -> ed25519.Ed25519PrivateKey:

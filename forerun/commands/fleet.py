@@ -161,12 +161,10 @@ class Roster:
                 self.reports[device] = read_report(payload)
 
     def as_json(self, device: str) -> str:
-        """Return one device as a line of JSON."""
         labels, figures = self.reports[device]
         return json.dumps({"device": device, **labels, **figures})
 
     def row(self, device: str) -> list[str]:
-        """Return one device as a row of the table."""
         labels, figures = self.reports[device]
         drafted, rtt = figures.get("drafted"), figures.get("rtt_ms")
         cells = (

@@ -76,8 +76,6 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Describes one agent."""
-
     install: str  # the command that installs it
     start: Callable[[ModelAccess], Start]
     context: int = 0  # least tokens that leave room for work beside its own prompt and tools

@@ -209,7 +209,6 @@ def _replay(options: ReplayOptions) -> int:
 
 
 def print_table(experiment: Experiment, outcomes: Sequence[SchemeOutcome]) -> None:
-    """Print the figures of each scheme as a table."""
     head, *lines = report_lines(experiment, outcomes)
     print(Painter(sys.stdout).bold(head), *lines, sep="\n")
 

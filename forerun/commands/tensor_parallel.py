@@ -27,7 +27,6 @@ class GroupWatch:
         self._leader = leader
 
     def watched(self, scheduler: VerifyScheduler) -> VerifyScheduler:
-        """Return the scheduler itself."""
         return scheduler
 
     async def run(self, worker: Worker) -> None:

@@ -178,7 +178,6 @@ class TargetModel(TargetCheckpoint):
 
     @property
     def text_config(self) -> Any:
-        """Return transformers' configuration of the text model."""
         return self._text
 
     @property

@@ -150,7 +150,6 @@ def finish(logits: Tensor, plain: Tensor, table: ChoiceTable) -> tuple[IntArray,
 
 
 def _choose_late(logits: Tensor, table: ChoiceTable) -> Tensor:
-    """Choose for the late rows, as `choose_eagerly`."""
     numbers = torch.tensor(table.late, device=logits.device)
     adjusted = adjusted_rows(logits.index_select(0, numbers), table.late_rows)
     return choose_eagerly(adjusted, ChoiceTable.of(table.late_rows, adjusted=True))
