@@ -1,6 +1,6 @@
 """Implements the command line of Forerun, and gives its parts their public names.
 
-An installed Forerun is one package, with `forerun.common`, `forerun.edge_client` and so on (`forerun.wheel`).
+An installed Forerun is one package, with `forerun.common`, `forerun.edge_client` and so on.
 In a clone these are the folders beside this one, and their modules answer to both names.
 """
 

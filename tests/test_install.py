@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UnavailableError
-from forerun.wheel import renamed, stage
+from lab.tools.wheel import renamed, stage
 from training import demo_pair, prompts
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -70,9 +70,9 @@ build() {
 
 # The project's packages, out of a tree that stays as it is.
 source_of() {
-	mkdir "$1"
+	mkdir -p "$1/lab/tools"
 	(cd "$root" && cp -R pyproject.toml README.md LICENSE forerun edge_client cloud_verifier common schemes simulator \
-		"$1")
+		"$1" && cp lab/__init__.py "$1/lab" && cp lab/tools/{__init__,wheel}.py "$1/lab/tools")
 }
 
 # Without what only compilers and tests read. llama.cpp installs itself twice; `lib` is the copy that is not loaded.

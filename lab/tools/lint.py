@@ -22,8 +22,6 @@ READS = {"read", "readline", "readlines", "readall", "read_text", "read_bytes"}
 CALLS = {"json.load", "tomllib.load", "request.body", "request.form", "request.json"}
 
 ALLOWED = {
-    "the file is this repository's": """
-        forerun.wheel.stage""",
     "this program wrote the file": """
         edge_client.texts.resume._read edge_client.process.run_file.read_any
         training.doctest_child.main training.prompts.bundled edge_client.api.page.page_routes
