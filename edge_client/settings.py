@@ -530,13 +530,6 @@ class ServiceSection:
         low=0.0,
         high=3600.0,
     )
-    restart_delay: float = file_setting(
-        2.0,
-        "time before a failed daemon is started again",
-        unit="seconds",
-        low=0.1,
-        high=3600.0,
-    )
 
     def __post_init__(self) -> None:
         check_section(self)

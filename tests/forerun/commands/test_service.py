@@ -108,10 +108,10 @@ def test_the_unit_leaves_hardly_anything_open(
 
 
 def test_the_manager_hears_of_readiness_and_watches(home: Home) -> None:
-    unit = home.printed(home.config("[service]\nwatchdog = 12.5\nstop_timeout = 7\nrestart_delay = 3\n"))
+    unit = home.printed(home.config("[service]\nwatchdog = 12.5\nstop_timeout = 7\n"))
     for key, value in {
         "Type": "notify", "NotifyAccess": "main", "WatchdogSec": "12.5", "TimeoutStopSec": "17",
-        "Restart": "on-failure", "RestartSec": "3", "LimitCORE": "0",
+        "Restart": "on-failure", "RestartSec": "2", "LimitCORE": "0",
     }.items():  # fmt: skip
         assert values(unit, key) == [value], key
     assert values(home.printed(home.config("[service]\nwatchdog = 0\n")), "WatchdogSec") == []
@@ -252,7 +252,7 @@ def test_the_machines_unit(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_macos_it_is_an_agent(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("HOME", str(home.path))
-    config = home.config("[service]\nrestart_delay = 0.1\n", "a <b> & c.toml")
+    config = home.config("", "a <b> & c.toml")
     assert main(["edge", "install-service", *shlex.split(config)]) == 0
     assert "launchctl bootstrap gui/" in home.capsys.readouterr().out
     file = home.path / "Library" / "LaunchAgents" / "forerun.edge.plist"
@@ -266,7 +266,7 @@ def test_on_macos_it_is_an_agent(home: Home, monkeypatch: pytest.MonkeyPatch) ->
     assert agent["KeepAlive"] == {"SuccessfulExit": False}
     assert agent["ProcessType"] == "Interactive"
     assert agent["StandardErrorPath"] == agent["StandardOutPath"] == f"{home.path}/state/forerun/edge.log"
-    assert (agent["ExitTimeOut"], agent["ThrottleInterval"], agent["Umask"]) == (30, 1, 0o077)
+    assert (agent["ExitTimeOut"], agent["ThrottleInterval"], agent["Umask"]) == (30, 2, 0o077)
     assert main(["edge", "install-service", "--system"]) == 2
     assert main(["edge", "uninstall-service"]) == 0
     assert not file.exists()
