@@ -231,9 +231,8 @@ class AnthropicMessages(Dialect):
         if not self._open:
             return []
         # Some clients send reasoning back only with a signature.
-        signed = (
-            [self._delta("signature_delta", signature=self.heading.id)] if self._open == "thinking" else []
-        )
+        is_signed = self._open == "thinking"
+        signed = [self._delta("signature_delta", signature=self.heading.id)] if is_signed else []
         stop = {"type": "content_block_stop", "index": self._index}
         self._open, self._index = "", self._index + 1
         return [*signed, stop]

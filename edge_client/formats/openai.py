@@ -123,9 +123,8 @@ class ChatCompletion(_OpenAi):
         return [self._chunk({"delta": {"role": "assistant", "content": ""}}, index) for index in number]
 
     def added(self, parts: Sequence[MessagePart], ours: Json, choice: int) -> list[Json]:
-        chunks = [self._chunk(self._part(part, choice), choice) for part in parts] or [
-            self._chunk({"delta": {}}, choice)
-        ]
+        told = [self._part(part, choice) for part in parts] or [{"delta": {}}]
+        chunks = [self._chunk(each, choice) for each in told]
         if ours:
             chunks[-1]["forerun"] = ours
         return chunks

@@ -305,9 +305,8 @@ def _read_logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
     if entries is None:
         return ()
     if not isinstance(entries, dict) or len(entries) > MAX_LOGIT_BIAS_ENTRIES:
-        raise fields.wrong(
-            "logit_bias", f"must be an object of at most {MAX_LOGIT_BIAS_ENTRIES} token ids and biases"
-        )
+        must = f"must be an object of at most {MAX_LOGIT_BIAS_ENTRIES} token ids and biases"
+        raise fields.wrong("logit_bias", must)
     biases = list[tuple[int, float]]()
     for token, bias in entries.items():
         is_token = token.isdecimal() and len(token) <= MAX_ID_DIGITS

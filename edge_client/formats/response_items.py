@@ -96,9 +96,8 @@ class _ItemReader:
         last = self._last()
         if last is None:
             self.messages.append(last := {"role": "assistant", "content": ""})
-        last.setdefault("tool_calls", []).append(
-            tool_call(identity, name, {INPUT: text} if is_custom else text)
-        )
+        call = tool_call(identity, name, {INPUT: text} if is_custom else text)
+        last.setdefault("tool_calls", []).append(call)
 
     def _output(self, item: Fields) -> None:
         identity = item.text("call_id", longest=MAX_ID)

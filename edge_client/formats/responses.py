@@ -120,10 +120,9 @@ class Responses(Dialect):
     def end(self, end: ChoiceEnd, usage: Usage) -> list[Json]:
         is_cut = end.finish is StopReason.LENGTH
         status = "incomplete" if is_cut else "completed"
-        took = end.ours["elapsed_ms"]
         response = self._response(
             status,
-            completed_at=None if is_cut else self.heading.created + round(took / 1e3),
+            completed_at=None if is_cut else self.heading.created + round(end.ours["elapsed_ms"] / 1e3),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=usage_json(usage),
         )
