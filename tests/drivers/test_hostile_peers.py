@@ -95,6 +95,7 @@ async def test_an_edge_that_reads_slowly_gets_its_whole_text(monkeypatch: pytest
         peer.call(1)
         peer.message(1, opening(max_tokens=400))
         async with asyncio.timeout(30):
+            await until(lambda: stalls)  # before it reads
             while not system.worker.scheduler.counters.num_finished.get("LENGTH"):
                 frame = await peer.frame()
                 assert frame is not None
