@@ -165,7 +165,7 @@ GOOD: dict[str, list[dict[str, Any]]] = {
         {"model": "default"},
     ],
     "/api/show": [{"model": "default", "verbose": True}, {"name": "default:latest"}],
-    "/v1/responses": [RESPONSE, {"input": "abc", "max_output_tokens": 4}],
+    "/v1/responses": [RESPONSE, {"input": "abc", "max_output_tokens": 4}, {"input": "abc", "reasoning": {}}],
     MESSAGES_PATH: [MESSAGES],
     f"{MESSAGES_PATH}/count_tokens": [MESSAGES],
     "/v1/responses/input_tokens": [RESPONSE],
