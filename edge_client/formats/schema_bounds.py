@@ -6,6 +6,7 @@ llama.cpp's grammars have 16 digits before the point and 16 behind it. A bound o
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 LARGEST = 10**15
@@ -43,7 +44,7 @@ def bounded(schema: dict[str, Any], *, is_open: bool = True) -> dict[str, Any]:
     llguidance cannot compare such a value with another schema for it, and refuses what needs that.
     """
     told: dict[str, Any] = _bounded(schema, not is_open)
-    if not is_open:
+    if json.dumps(ANY) not in json.dumps(told):
         return told
     own = told.get("$defs")
     own = own if isinstance(own, dict) else {}
