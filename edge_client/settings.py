@@ -415,7 +415,7 @@ class ApiSection:
         choices=("model", "openai"),
     )
     max_queue: int = file_setting(
-        64, "most requests that wait for a seat; the next is answered 429", unit="requests", low=0, high=2**16
+        64, "most texts that wait for a seat; the next is answered 429", unit="texts", low=0, high=2**16
     )
     max_body_bytes: int = file_setting(
         4 * MEBIBYTE, "size of a request; a larger one is answered 413", unit="bytes", low=1024, high=2**30

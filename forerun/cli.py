@@ -76,7 +76,6 @@ WORDS_ELSEWHERE = {
     "status": ("edge status",),
     "start": ("edge",),
     "stop": ("edge stop",),
-    "restart": ("stop", "edge stop"),
     "logs": ("edge logs",),
     "--hf-repo": ("--model", "--draft"),
     "-hf": ("--model", "--draft"),

@@ -14,6 +14,7 @@ from common.config.command_line import flags_from
 from common.config.merge import Loaded
 from common.config.setting import Entry, setting
 from common.errors import UserError
+from common.wire.grpc_options import host_and_port
 from edge_client.process.paths import EdgePaths, chosen_paths
 from edge_client.process.run_file import daemons_config
 from edge_client.settings import SCHEMA, EdgeConfig, load_config
@@ -83,7 +84,10 @@ def joined_address(options: argparse.Namespace, name: str, configured: str) -> s
     host, _, port = configured.rpartition(":")
     own = getattr(options, "host", host)
     own = f"[{own}]" if ":" in own and not own.startswith("[") else own  # of IPv6
-    return f"{own}:{getattr(options, 'port', port)}"
+    address = f"{own}:{getattr(options, 'port', port)}"
+    if host_and_port(address) is None or address.split() != [address]:
+        raise UserError(f"--host and --port give {address!r}, which is no address; a port is at most 65535")
+    return address
 
 
 def places(options: Any) -> EdgePaths:

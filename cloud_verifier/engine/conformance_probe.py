@@ -6,7 +6,7 @@ probe packs sessions of random tokens with shuffled slots, prefills in chunks, e
 below a branch, beyond every sliding window. Then it asks three questions.
 
 1. Is the backend's attention that of the reference, at this model's shapes, in the precision that serves?
-   (`attention/attention_check.py`)
+   (`attention/attention_check.py`; the reference itself, `torch_ref` in float32, rests on question 2)
 2. Is the packed path the same function as transformers alone? Asked in float32, to which a model in half
    precision is widened meanwhile: its rounding would hide a window that is off by one.
 3. In half precision: is the packed path as exact as transformers alone, both held against these float32

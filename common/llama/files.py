@@ -129,6 +129,11 @@ def _check(path: Path, name: str, sha256: str) -> None:
         )
 
 
+def size_of(path: str) -> int:
+    """Return the bytes of a model that `find_model` found, with all its parts. Raises `OSError`."""
+    return sum(Path(part).stat().st_size for part in _parts(path))
+
+
 def _parts(name: str) -> list[str]:
     """Return the files of a model: all parts of one that is split, else `name` alone. Raises `UserError` for
     a part that is not the first."""

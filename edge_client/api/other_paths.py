@@ -18,6 +18,7 @@ UNSUPPORTED = {
         *("/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank", "/score", "/v1/score"),
         *("/classify", "/v1/classify", "/v1/moderations"),
     ),
+    "use /v1/responses/input_tokens": ("/responses/input_tokens",),
     "text only": ("/v1/images", "/v1/audio", "/v1/videos", "/v1/realtime"),
     "nothing is stored": ("/v1/files", "/v1/uploads", "/v1/vector_stores", "/v1/containers"),
     "use previous_response_id": ("/v1/conversations", "/v1/threads", "/v1/assistants"),
@@ -39,5 +40,5 @@ def advice(path: str) -> str:
     parts = path.split("/")
     for length in range(len(parts), 1, -1):
         if hint := _ADVICE.get("/".join(parts[:length])):
-            return hint.format(path=path)
+            return hint
     return ""

@@ -10,6 +10,7 @@ and one that is `MARGIN` worse is kept, with that chance at most. A test of two 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from enum import Enum
 from itertools import product
@@ -116,8 +117,11 @@ class Verdicts:
     def last_kept(self) -> str:
         """Return the file that was kept last; empty if there is none or it has changed."""
         kept, entries = self._said(Verdict.KEPT), reversed(self._table.load().items())
-        files = ((name, each["file"]) for name, each in entries if each.get("about") == kept)
-        return next((path for name, path in files if Path(path).is_file() and _content(path) == name), "")
+        for name, each in entries:
+            with contextlib.suppress(UserError):  # gone, or not to be read
+                if each.get("about") == kept and _content(each["file"]) == name:
+                    return str(each["file"])
+        return ""
 
     def _said(self, verdict: Verdict) -> dict[str, str]:
         return {"verdict": verdict.value, **self._about}

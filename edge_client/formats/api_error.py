@@ -26,7 +26,7 @@ CONTEXT_LENGTH, TOO_LONG = "This model's maximum context length", "context_lengt
 """OpenAI's message, which clients match, and code for a text that does not fit."""
 
 STOPPING = "daemon_stopping"
-"""Code of the error that ends texts when the daemon stops. `forerun chat` then waits for a new daemon."""
+"""Code of the error that ends texts when the daemon stops. Clients may ask the next one."""
 
 
 class ApiError(Exception):

@@ -31,6 +31,7 @@ class LlamaCompletion(Dialect):
 
     name, path, prefix, param = "completion", "/completion", "cmpl-", "prompt"
     refused: ClassVar[Refused] = {
+        "n": ((1,), "use /v1/completions"),
         "n_probs": ((0,), "use /v1/completions with logprobs"),
         "response_format": (TEXT, "use json_schema"),
     }
@@ -105,7 +106,9 @@ def _read(fields: Fields, prompt: Prompt, tokens: bool = False) -> ParsedRequest
     shown = [each for each in fields.list("response_fields", 256) if isinstance(each, str)]
     number = fields.whole("n_predict", -1, -2, MOST)
     form = {"hidden": number == 0, "tokens": tokens and number != 0, "shown": shown}
-    own: Json = {"max_tokens": max(number, 1) if number >= 0 else None, "n_predict": None}
+    own: Json = {"n_predict": None}
+    if fields.has("n_predict"):
+        own["max_tokens"] = max(number, 1) if number >= 0 else None
     return read_asked(fields.having(**own, **ONE_TEXT), prompt, form=form)
 
 

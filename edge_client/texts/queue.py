@@ -72,9 +72,10 @@ class Admission:
         """Estimate the seconds until a place in the queue is free."""
         return max(1.0, self._usual_time / self.seats)
 
-    def place(self, client: str) -> QueuePlace:
-        """Return a seat or a place in the queue. Raises `CapacityError` if both are full."""
-        if self.num_active >= self.seats and self.num_waiting >= self.max_waiting:
+    def place(self, client: str, *, had_one: bool = False) -> QueuePlace:
+        """Return a seat or a place in the queue. Raises `CapacityError` if both are full, unless the text
+        `had_one` before the daemon's restart."""
+        if not had_one and self.num_active >= self.seats and self.num_waiting >= self.max_waiting:
             self.num_refused += 1
             raise CapacityError(
                 f"{self.num_active} texts are being written and {self.num_waiting} wait, the limit of "

@@ -234,7 +234,7 @@ class TextService:
             request = replace(request, drafting=False)
         account = TextAccount(asked_at=self.clock() if asked_at is None else asked_at)
         request = request if request.id else replace(request, id=f"text-{next(self._numbers)}")
-        async with place or self.admission.place(client), contextlib.AsyncExitStack() as stack:
+        async with place or self.admission.place(client, had_one=True), contextlib.AsyncExitStack() as stack:
             notes = list[str]()
             alone = request.writer is Writer.DRAFT
             drafts = None if self._drafts is None else self._drafts.choose(alone=alone)

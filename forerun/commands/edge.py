@@ -77,9 +77,11 @@ def add_all_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the daemon until SIGTERM or Ctrl-C."""
-    if getattr(options, "pair", False):
-        pairing.connect(pairing.asked())
     paths = places(options)
+    if getattr(options, "pair", False):
+        if options.config or options.system:
+            raise UserError("--pair is for this user's daemon; leave it out beside --config and --system")
+        pairing.connect(pairing.asked())
     setattr(options, LISTEN, joined_address(options, LISTEN, loaded(options, paths).config.api.listen))
     config = loaded(options, paths).config
 

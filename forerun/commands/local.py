@@ -13,14 +13,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
 from common.child import available_memory
 from common.config.command_line import add_command, add_options, read_options
+from common.config.merge import DEFAULT
 from common.config.setting import REQUIRED, setting
 from common.errors import UnavailableError, UserError
+from common.llama.files import find_model, is_gguf, size_of
 from forerun.cli import leave, main
 from forerun.commands import edge
 from forerun.options import loaded, places
@@ -67,10 +68,10 @@ def run(options: argparse.Namespace) -> int:
     own, paths = read_options(options, LocalOptions), places(options)
     if hasattr(options, ADDRESSES):
         raise UserError("forerun local has its own verifier; leave --verifier out, or run forerun edge")
-    config = loaded(options, paths).config
+    known = loaded(options, paths)
+    config = known.config
     draft = edge.draft_files("", config, paths).model  # checked before the target is loaded
-    is_open = config.draft.policy == "adaptive" and not hasattr(options, POLICY)
-    if is_open and exceed_memory(own.target, draft):
+    if known.origins[POLICY].layer == DEFAULT and exceed_memory(own.target, draft):
         note(f"{own.target} exceeds free memory and is read for each step; so --policy {FOR_LITTLE_MEMORY}")
         setattr(options, POLICY, FOR_LITTLE_MEMORY)
     processors = default_threads() + 1
@@ -87,10 +88,14 @@ def run(options: argparse.Namespace) -> int:
         return edge.run(options)
 
 
-def exceed_memory(*models: str | Path) -> bool:
-    """Return whether the files among these models are larger than free memory together."""
-    files = (Path(model) for model in models)
-    return 0 < available_memory() < sum(file.stat().st_size for file in files if file.is_file())
+def exceed_memory(target: str, draft: str) -> bool:
+    """Return whether a GGUF target, fetched first if it is remote, and its draft need more than free memory.
+    An accelerator has memory of its own. Raises as `find_model`."""
+    from common.llama.library import offloaded_layers
+
+    if not is_gguf(target) or offloaded_layers(None):
+        return False
+    return 0 < available_memory() < size_of(find_model(target)) + size_of(draft)
 
 
 @contextmanager

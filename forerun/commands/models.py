@@ -123,7 +123,9 @@ def add_pull(commands: Any) -> None:
 def _models(options: ModelsOptions) -> int:
     asked = options.drafts_for
     pairs = [pair for pair in PAIRS if not asked or _family(pair.target) == _family(asked)]
-    others = [DRAFTS[_family(asked)]] if _family(asked) in DRAFTS else []
+    draft = DRAFTS.get(_family(asked), "")
+    is_itself = _name(draft).startswith(_name(asked).removesuffix(".gguf"))
+    others = [draft] if draft and not is_itself else []
     files = list(_drafts_here(Path(asked).expanduser())) if asked and is_gguf(asked) else []
     if asked and not (pairs or others or files):
         raise UserError(
@@ -144,9 +146,14 @@ def _models(options: ModelsOptions) -> int:
     return 0
 
 
+def _name(name: str) -> str:
+    """Return a model's name without its owner and maker, in lower case."""
+    return MAKERS.sub("", name.rstrip("/").rpartition("/")[2].lower().replace("_", "-"), 1)
+
+
 def _family(name: str) -> str:
     """Return the beginning of a model's name that its drafts share, in lower case, up to its size."""
-    words = MAKERS.sub("", name.rstrip("/").rpartition("/")[2].lower().replace("_", "-"), 1).split("-")
+    words = _name(name).split("-")
     sizes = [place for place, word in enumerate(words) if re.fullmatch(r"[0-9.]+[bm]", word)]
     return "-".join(words[: sizes[0]] if sizes else words)
 

@@ -8,6 +8,7 @@ both. So nobody between them can pose as the verifier, and nobody without the li
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import hmac
@@ -115,10 +116,12 @@ def _pair(options: PairOptions) -> int:
 
 def asked() -> PairOptions:
     """Read the line that the verifier printed, typed unseen or from standard input. Raises `UserError`."""
-    is_typed = sys.stdin.isatty()
-    line = getpass("The line that `forerun serve --pair` printed: ") if is_typed else sys.stdin.readline(1024)
-    match line.removeprefix("forerun pair").split():
-        case [address, key]:
+    line, is_typed = "", sys.stdin.isatty()
+    with contextlib.suppress(EOFError):
+        question = "The line that `forerun serve --pair` printed: "
+        line = getpass(question) if is_typed else sys.stdin.readline(1024)
+    match line.split():
+        case [*_, "pair", address, key] | [address, key]:
             return PairOptions(address=address, key=key)
     raise UserError("the line is not whole; copy all of it: forerun pair HOST:PORT KEY")
 

@@ -126,7 +126,7 @@ def serve_config(
             return run_parallel(
                 config,
                 lambda engine, table, watch: asyncio.run(
-                    serve(config, engine, table, announcer(config), watch)
+                    serve(config, around(engine), table, announcer(config), watch)
                 ),
             )
         # Before the event loop, so that Ctrl-C works meanwhile.

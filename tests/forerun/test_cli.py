@@ -47,7 +47,6 @@ ROOT = Path(__file__).parents[2]
         (["serve", "--max-model-len", "9"], "--slots"),
         (["run"], "chat"),
         (["start"], "edge"),
-        (["edge", "restart"], "stop"),
         (["stop"], "edge stop"),
         (["logs"], "edge logs"),
     ],

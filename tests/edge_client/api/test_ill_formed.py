@@ -148,7 +148,7 @@ async def test_a_stream_whose_event_cannot_be_encoded_ends_with_an_error(
     body = {field: "abc" if dialect is Completion else [{"role": "user", "content": "abc"}]}
     headers = {"x-conversation-id": name} if name else {}
     async with world() as found:
-        asked = {**body, "max_tokens": 9, "stream": True}
+        asked = {**body, "max_tokens": 9, "stream": True, "temperature": 0, "options": {"temperature": 0}}
         answer = await found.client.post(dialect.path, json=asked, headers=headers)
         told = events(answer.content)
         assert len(told) == 3

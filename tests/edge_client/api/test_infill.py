@@ -83,6 +83,9 @@ async def test_a_continuation_of_llama_server_is_that_of_completions() -> None:
         told = (await found.client.post("/completion", json=body)).json()
         streamed = (await found.client.post("/completion", json={**body, "stream": True})).text
         same = await found.complete("abc", max_tokens=5, ignore_eos=True, **SAMPLED)
+        short = await found.client.post(
+            "/completion", json={"prompt": "abc", "max_tokens": 5, "ignore_eos": True}
+        )
         own = {"prompt": "abc", "n_predict": -1, "response_fields": []}
         most = (await found.client.post("/completion", json=own)).json()
     events = events_of(f"{streamed}data: [DONE]\n")  # which llama-server sends to OpenAI's clients only
@@ -90,6 +93,7 @@ async def test_a_continuation_of_llama_server_is_that_of_completions() -> None:
     assert told["tokens"] == [token for each in events for token in each["tokens"]]
     assert (told["stop_type"], events[-1]["stop"]) == ("limit", True)
     assert len(told["tokens"]) == told["timings"]["predicted_n"] == 5
+    assert short.json()["tokens_predicted"] == 5
     assert most["stop_type"] in ("eos", "limit")
     assert most["tokens"] == []
 
@@ -124,6 +128,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/completion", {"n_predict": 3}, "prompt"),
     ("/completion", {"prompt": ["a", "b"]}, "prompt"),
     ("/completion", {"prompt": "a", "n_probs": 2}, "n_probs"),
+    ("/completion", {"prompt": "a", "n": 2}, "n"),
 ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.llama import library
 from common.sampling import SamplingParams
 from edge_client.process.client import connect
 from edge_client.process.paths import find_paths
@@ -106,18 +107,21 @@ def test_a_target_that_cannot_be_loaded_ends_the_command(
     assert main(["local", "--target", str(tmp_path), "--draft", str(DRAFT_GGUF)]) == 2
 
 
-@pytest.mark.parametrize("free", [0, 1, 10**15])  # 0: the system does not say
+@pytest.mark.parametrize(("free", "num_layers"), [(0, 0), (1, 0), (1, 99), (10**15, 0)])  # 0: unknown, none
 @pytest.mark.parametrize(
     "told", [[], ["--policy", "adaptive"], ["--policy", "tree"]], ids=lambda told: told[-1:]
 )
 def test_a_target_beyond_memory_has_a_policy_of_its_own(
-    free: int, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    free: int, num_layers: int, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, place in own_places(tmp_path).items():
         monkeypatch.setenv(name, place)
     begun: list[str] = []
     monkeypatch.setattr(local, "available_memory", lambda: free)
+    monkeypatch.setattr(library, "offloaded_layers", lambda asked: num_layers)
     monkeypatch.setattr(local, "target_process", lambda *_: nullcontext("127.0.0.1:1"))
     monkeypatch.setattr(edge, "run", lambda options: begun.append(getattr(options, local.POLICY, "")))
     main(["local", "--target", str(DRAFT_GGUF), "--draft", str(DRAFT_GGUF), *told])
-    assert begun == [local.FOR_LITTLE_MEMORY if free == 1 and not told else "".join(told[-1:])]
+    assert begun == [
+        local.FOR_LITTLE_MEMORY if (free, num_layers, told) == (1, 0, []) else "".join(told[-1:])
+    ]

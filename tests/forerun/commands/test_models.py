@@ -81,7 +81,9 @@ def test_a_draft_of_a_known_family_is_told(
     }
 
 
-@pytest.mark.parametrize("asked", ["nobodys-model-7b", "Meta-Llama-3-8B-Instruct", "R1-0528-Qwen3-8B"])
+@pytest.mark.parametrize(
+    "asked", ["nobodys-model-7b", "Meta-Llama-3-8B-Instruct", "R1-0528-Qwen3-8B", "Qwen/Qwen3-0.6B"]
+)
 def test_a_target_without_a_known_draft_is_refused(asked: str) -> None:
     assert main(["models", "--drafts-for", asked]) == 2
 

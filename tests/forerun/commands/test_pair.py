@@ -89,7 +89,7 @@ async def test_another_certificate_than_the_lines_is_refused_and_nothing_is_kept
     assert await asyncio.to_thread(main, ["pair", address, key]) == 1  # nobody listens
 
 
-@pytest.mark.parametrize("before", ["forerun pair ", ""])
+@pytest.mark.parametrize("before", ["  forerun pair ", "$ .venv/bin/forerun pair ", ""])
 async def test_the_daemon_takes_the_line_unseen(
     before: str, paths: EdgePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +99,9 @@ async def test_the_daemon_takes_the_line_unseen(
         for given in ("", address, f"{address} {key[:-1]}", f"{address} {key} more"):
             monkeypatch.setattr("sys.stdin", io.StringIO(f"{before}{given}\n"))
             assert await asyncio.to_thread(main, start) == 2
+        for elsewhere in (["--system"], ["--config", str(paths.config / "own.toml")]):
+            monkeypatch.setattr("sys.stdin", io.StringIO(f"{before}{address} {key}\n"))
+            assert await asyncio.to_thread(main, [*start, *elsewhere]) == 2
         assert not list(paths.config.glob("pair*"))
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{before}{address} {key}\n"))
         assert await asyncio.to_thread(main, start) == 2  # there is no such draft
