@@ -31,24 +31,26 @@ GROUPS = {
         "pull": "forerun.commands.models:add_pull",
         "doctor": "forerun.commands.doctor",
         "top": "forerun.commands.top",
-        "completion": "forerun.commands.completion",
     },
     "serve a target": {
         "verify": "forerun.commands.verify",
         "certs": "forerun.commands.certs",
         "fleet": "forerun.commands.fleet",
         "align": "training.align",
-        "heads": "training.heads",
-        "judge": "training.judge",
     },
     "study networks": {
         "simulate": "forerun.commands.simulate",
         "link": "forerun.commands.simulate:add_link",
-        "record": "training.record",
-        "fit": "training.fit",
     },
 }
-COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+RARE = {
+    "completion": "forerun.commands.completion",
+    "heads": "training.heads",
+    "judge": "training.judge",
+    "record": "training.record",
+    "fit": "training.fit",
+}
+COMMANDS = {name: module for group in (*GROUPS.values(), RARE) for name, module in group.items()}
 """Maps a command's name to its module, and to the function if that is not `add_parser`. Only the requested
 module is imported, so the daemon does not wait for the simulator."""
 
@@ -56,11 +58,12 @@ DESCRIPTION = """\
 Forerun runs a small draft model on this device and verifies its drafts with a large target model on a server.
 The text is exactly the target's own, and it arrives sooner than the server could stream it.
 
-Run `forerun verify` on the server and `forerun edge` on the
-device. `forerun chat`, `forerun complete` and any client of OpenAI's API then use the device's daemon.
-`forerun doctor` finds what is wrong."""
+Run `forerun serve` on the server and `forerun edge` on the device. `forerun chat`, `forerun complete` and any
+client of OpenAI's API then use the device's daemon. `forerun doctor` finds what is wrong."""
 
-EPILOG = "`forerun help COMMAND` explains a command, `forerun version` prints the version."
+EPILOG = f"""\
+Rarer: {", ".join(RARE)}.
+`forerun help COMMAND` explains a command, `forerun version` prints the version."""
 
 
 SERVE = "serve"
@@ -221,7 +224,7 @@ def build_parser(
 
 
 def _show_groups(parser: argparse.ArgumentParser, commands: Any) -> None:
-    """Have the help list the commands by what they are for. argparse has no groups of commands."""
+    """Have the help list all but rare commands by what they are for. argparse has no groups of commands."""
     parser._positionals._group_actions.remove(commands)
     shown = {each.dest: each for each in commands._choices_actions}
     for title, names in GROUPS.items():
