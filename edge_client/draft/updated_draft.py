@@ -201,9 +201,9 @@ def newest(
         return (find_model(f"{place.rstrip('/')}/{name}"), wanted) if name else ("", None)
     folder = Path(place).expanduser()
     try:
-        offered = [file for file in folder.glob(f"[!.]*{suffix}") if not refused(str(file.absolute()))]
-        files = [folder / name] if name else offered
-        path = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        files = [folder / name] if name else folder.glob(f"[!.]*{suffix}")
+        by_age = sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+        path = next((file for file in by_age if name or not refused(str(file.absolute()))), None)
         return (str(path.absolute()), (wanted, mark_of(path))) if path else ("", None)
     except OSError as error:
         raise UserError(f"no newer draft can be read in {place}: {error.strerror or error}") from error

@@ -63,9 +63,8 @@ class TlsSettings:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             with _named("the TLS CA", self.ca):
                 context.load_verify_locations(self.ca)
-            context.verify_flags |= (
-                ssl.VERIFY_X509_PARTIAL_CHAIN
-            )  # a pinned one of a verifier, as gRPC takes it
+            # A verifier's own certificate may be pinned, which gRPC takes as it is.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if self.cert is not None:
             with _named("the TLS client certificate", self.cert):
                 context.load_cert_chain(self.cert, self.key, password=_no_password)

@@ -82,8 +82,11 @@ def run(options: argparse.Namespace) -> int:
         if options.config or options.system:
             raise UserError("--pair is for this user's daemon; leave it out beside --config and --system")
         pairing.connect(pairing.asked())
-    setattr(options, LISTEN, joined_address(options, LISTEN, loaded(options, paths).config.api.listen))
     config = loaded(options, paths).config
+    listen = joined_address(options, LISTEN, config.api.listen)
+    if listen != config.api.listen:  # loaded anew, since checks of other settings read it
+        setattr(options, LISTEN, listen)
+        config = loaded(options, paths).config
 
     def reconfigure(values: Mapping[str, Any]) -> EdgeConfig:
         files = paths.files_read(options.config)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forerun_beside.drafts import DraftTree, key_in
 from forerun_beside.mailbox import Mailbox
+from tests.support.listener import listening
 from tests.worlds.models import tiny_logits
 
 Choose = Callable[[list[int], list[list[int]], dict[str, Any]], list[int]]
@@ -123,7 +124,6 @@ async def serving(
     path = str(folder / "drafts.sock")
     mailbox = Mailbox(path)
     engine = Engine(mailbox, choose, chains=chains)
-    server = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
-    async with server:
-        yield engine, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", path
+    async with listening(engine.answer) as address:
+        yield engine, f"http://{address}", path
     mailbox.close()

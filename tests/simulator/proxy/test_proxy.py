@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from simulator.proxy import Bandwidth, Hold, Link, Toxic
 from simulator.proxy.connection import Address
 from simulator.proxy.toxics import Latency, SettingsError
+from tests.support.listener import listening
 from tests.support.ports import refusing
 from tests.support.waiting import until
 
@@ -35,9 +36,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def linked(*toxics: Toxic, handler: Handler = echo, seed: int = 0) -> AsyncIterator[Link]:
     """A link to a server of its own; fails instead of hanging."""
     async with asyncio.timeout(60):
-        server = await asyncio.start_server(handler, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, Link.to(f"127.0.0.1:{port}", *toxics, seed=seed) as link:
+        async with listening(handler) as address, Link.to(address, *toxics, seed=seed) as link:
             yield link
 
 
